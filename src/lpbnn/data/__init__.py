@@ -1,0 +1,241 @@
+"""Data: `load(name)` returns whole, ready splits; the file name is the registry.
+
+A data set is a file in this folder that declares `SETS: dict[str, Entry]`. Nothing else has to be
+edited to add one. Every set is delivered as `Splits`: tensors that can live whole on a device,
+images as uint8 (N, C, H, W), anything else as float, with what is needed to normalise them.
+
+    x' = (x / 255 - mean) / std   for images,      x' = (x - mean) / std   for features.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
+
+__all__ = ["Augment", "Dataset", "Entry", "Splits", "Task", "entries", "load", "names", "unknown"]
+
+Task = Literal["classification", "segmentation", "regression"]
+NOT_A_CLASS = -1  # the target of an out-of-distribution example: none of the classes is right
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset(TorchDataset[tuple[Tensor, Tensor]]):
+    """Examples as two tensors of equal length; any index gives the pair (inputs, targets).
+
+    >>> data = Dataset(torch.zeros(5, 1, 8, 8, dtype=torch.uint8), torch.arange(5))
+    >>> x, y = data[torch.tensor([3, 1])]
+    >>> len(data), tuple(x.shape), y.tolist(), data[3][1].item(), len(data.take(slice(2)))
+    (5, (2, 1, 8, 8), [3, 1], 3, 2)
+    """
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) != len(self.targets):
+            raise ValueError(
+                f"Dataset got {len(self.inputs)} inputs and {len(self.targets)} targets; "
+                "every input needs one target: check how the two were read or indexed."
+            )
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int | slice | Tensor) -> tuple[Tensor, Tensor]:
+        return self.inputs[index], self.targets[index]
+
+    def take(self, index: slice | Tensor) -> Dataset:
+        """The examples at `index`, again as a data set."""
+        return Dataset(*self[index])
+
+    def to(self, device: torch.device | str) -> Dataset:
+        """The same data on another device."""
+        return Dataset(self.inputs.to(device), self.targets.to(device))
+
+
+class Augment(NamedTuple):
+    """What training usually does to these images: hints, applied by the training loop.
+
+    pad: random crop after padding by so many pixels; flip: left-right with probability 1/2;
+    cutout: side of one square hole, centre uniform, clipped at the border, after normalisation.
+    """
+
+    pad: int = 0
+    flip: bool = False
+    cutout: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """Everything a run needs to know about a data set.
+
+    `mean` and `std` are per channel (images, on the 0..1 scale) or per feature and come from the
+    training part alone; `target_mean` and `target_std` are for regression. `ood` holds what the
+    network was not trained on; its targets are -1 (`NOT_A_CLASS`) unless the set says otherwise.
+    In segmentation `ignore_index` marks pixels outside every loss and metric and `ood_index` the
+    pixels to be detected. `source` is "embedded", "generated" or the path that was read.
+    """
+
+    name: str
+    task: Task
+    train: Dataset
+    val: Dataset
+    test: Dataset
+    num_classes: int | None
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    description: str
+    source: str
+    ood: Mapping[str, Dataset] = field(default_factory=dict)
+    classes: tuple[str, ...] = ()
+    target_mean: float = 0.0
+    target_std: float = 1.0
+    ignore_index: int | None = None
+    ood_index: int | None = None
+    augment: Augment = field(default_factory=Augment)
+
+    def __post_init__(self) -> None:
+        if (self.num_classes is None) != (self.task == "regression"):
+            raise ValueError(
+                f"Splits {self.name!r} has task={self.task!r} and num_classes={self.num_classes}; "
+                "give num_classes for classification and segmentation, None for regression."
+            )
+        if self.classes and len(self.classes) != self.num_classes:
+            raise ValueError(
+                f"Splits {self.name!r} names {len(self.classes)} classes but has "
+                f"num_classes={self.num_classes}; give one name per class, or none."
+            )
+        if not len(self.mean) == len(self.std) == self.shape[0]:
+            raise ValueError(
+                f"Splits {self.name!r} has inputs of shape {self.shape}, {len(self.mean)} means "
+                f"and {len(self.std)} stds; give {self.shape[0]} of each, one per channel."
+            )
+        for part, data in {"val": self.val, "test": self.test, **self.ood}.items():
+            if data.inputs.shape[1:] != self.shape or data.inputs.dtype != self.train.inputs.dtype:
+                raise ValueError(
+                    f"Splits {self.name!r}: {part} holds {data.inputs.dtype} inputs of shape "
+                    f"{tuple(data.inputs.shape[1:])}, train {self.train.inputs.dtype} of shape "
+                    f"{self.shape}; bring every part to the shape and type of train."
+                )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input, without the batch: (C, H, W) or (features,)."""
+        return tuple(self.train.inputs.shape[1:])
+
+    def normalise(self, inputs: Tensor) -> Tensor:
+        """(x/255 - mean) / std for uint8 images, (x - mean) / std for floats: what networks see.
+
+        >>> splits = load("digits")
+        >>> x = splits.normalise(splits.train.inputs)
+        >>> f"{x.mean():.3f} {x.std(correction=0):.3f} {x.dtype}"
+        '0.000 1.000 torch.float32'
+        """
+        x = inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs
+        per_channel = (-1,) + (1,) * (len(self.shape) - 1)
+        mean = torch.tensor(self.mean, dtype=x.dtype, device=x.device).view(per_channel)
+        std = torch.tensor(self.std, dtype=x.dtype, device=x.device).view(per_channel)
+        return (x - mean) / std
+
+    def normalise_targets(self, targets: Tensor) -> Tensor:
+        """(y - target_mean) / target_std; changes nothing unless the task is regression.
+
+        >>> splits = load("cubic")
+        >>> y = splits.normalise_targets(splits.train.targets)
+        >>> f"{y.mean():.3f} {y.std(correction=0):.3f}".replace("-", "")
+        '0.000 1.000'
+        """
+        if self.task != "regression":
+            return targets
+        return (targets - self.target_mean) / self.target_std
+
+    def to(self, device: torch.device | str) -> Splits:
+        """The same splits, every tensor on another device."""
+        return replace(
+            self,
+            train=self.train.to(device),
+            val=self.val.to(device),
+            test=self.test.to(device),
+            ood={name: data.to(device) for name, data in self.ood.items()},
+        )
+
+
+class Entry(NamedTuple):
+    """One line of a data file's `SETS`: how to load the set, and what it is in one line.
+
+    `load` is called as `load(root, **options)`; sets that need no files ignore `root`.
+    """
+
+    load: Callable[..., Splits]
+    description: str
+
+
+def unknown(kind: str, given: str, known: Iterable[str]) -> ValueError:
+    """An error that repeats the name given, offers the nearest one, and lists them all.
+
+    >>> print(unknown("data set", "digit", ["cubic", "digits"]))
+    unknown data set 'digit'; did you mean 'digits'? Known: cubic, digits.
+    """
+    known = list(known)
+    near = difflib.get_close_matches(given, known, n=1, cutoff=0.4)
+    guess = f"did you mean {near[0]!r}? " if near else ""
+    return ValueError(f"unknown {kind} {given!r}; {guess}Known: {', '.join(known)}.")
+
+
+@cache
+def entries() -> Mapping[str, Entry]:
+    """Every data set by name, found by looking into the files of this folder.
+
+    >>> print(entries()["digits"].description)
+    scikit-learn's 8x8 grey digits, 10 classes; out-of-distribution: patches of two photos
+    """
+    found: dict[str, Entry] = {}
+    for module in pkgutil.iter_modules(__path__):
+        sets: Mapping[str, Entry] = getattr(
+            importlib.import_module(f"{__name__}.{module.name}"), "SETS", {}
+        )
+        if twice := found.keys() & sets.keys():
+            raise ValueError(
+                f"data/{module.name}.py declares {sorted(twice)}, which another file declares "
+                "already; rename one of them."
+            )
+        found.update(sets)
+    return dict(sorted(found.items()))
+
+
+def names() -> tuple[str, ...]:
+    """The names `load` takes.
+
+    >>> {"cubic", "diabetes", "digits"} <= set(names())
+    True
+    """
+    return tuple(entries())
+
+
+def load(name: str, root: str | Path | None = None, **options: object) -> Splits:
+    """The data set called `name`; `root` is the folder of its files, where it has any.
+
+    >>> splits = load("digits")
+    >>> splits.task, splits.num_classes, splits.shape, len(splits.train), splits.source
+    ('classification', 10, (1, 8, 8), 1257, 'embedded')
+    """
+    if name not in entries():
+        raise unknown("data set", name, names())
+    loader = entries()[name].load
+    known = list(inspect.signature(loader).parameters)[1:]
+    for option in options:
+        if option not in known:
+            takes = f"its options are {', '.join(known)}" if known else "it has no options"
+            raise ValueError(f"data set {name!r} was given option {option!r}; {takes}.")
+    return loader(None if root is None else Path(root), **options)
