@@ -1,0 +1,131 @@
+"""Networks in plain torch. They know nothing of the methods that will wrap them.
+
+The file is the registry: every module of this folder declares ``NETS``, a dictionary from the names
+it serves to an `Entry`, and, where it serves a whole family of names (``wrn-28-10``), a function
+``parse(name) -> Entry | None``. Adding a network is adding one file; nothing here changes.
+
+Every classifier is a `Backbone`: ``forward(x) == head(features(x))``, where ``head`` is the last
+`torch.nn.Linear` and ``features`` is flat, (batch, head.in_features). Methods that need the
+features (DUQ) or replace the head (MIMO) rely on these two names and on nothing else.
+"""
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+__all__ = ["Backbone", "Entry", "build", "load", "names"]
+
+
+class Backbone(nn.Module):
+    """A network whose last step is one linear layer: ``forward(x) == head(features(x))``.
+
+    >>> import torch
+    >>> net = build("small-cnn", 10, in_channels=1)
+    >>> x = torch.zeros(2, 1, 8, 8)
+    >>> net.features(x).shape, net.head
+    (torch.Size([2, 64]), Linear(in_features=64, out_features=10, bias=True))
+    """
+
+    head: nn.Linear
+
+    def features(self, x: Tensor) -> Tensor:
+        """The input of ``head``: (batch, head.in_features)."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits, or regression outputs: (batch, head.out_features)."""
+        return self.head(self.features(x))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One network on offer: what it is, and ``build(num_classes, in_channels, **options)``.
+
+    >>> load("lenet").description
+    'LeNet-5, two convolutions and three linear layers, 62,006 parameters'
+    """
+
+    description: str
+    build: Callable[..., nn.Module]
+
+    def options(self) -> dict[str, Any]:
+        """The keyword options and their defaults.
+
+        >>> load("wrn-16-4").options()
+        {'dropout': 0.0}
+        """
+        parameters = list(inspect.signature(self.build).parameters.values())[2:]
+        return {p.name: p.default for p in parameters}
+
+
+def names() -> dict[str, str]:
+    """Every name with its one-line description; families list a few members and take any other.
+
+    >>> sorted(names())[:3]
+    ['lenet', 'mlp', 'resnet18']
+    """
+    return {name: entry.description for m in _modules() for name, entry in m.NETS.items()}
+
+
+def load(name: str) -> Entry:
+    """The entry behind a name; an unknown name is answered with the nearest one and the list.
+
+    >>> load("wrn-40-2").description
+    'Wide ResNet of depth 40 and width factor 2, pre-activation, 32x32 stem'
+    >>> load("resnet-18")
+    Traceback (most recent call last):
+    ...
+    ValueError: backbone 'resnet-18' is unknown; did you mean 'resnet18'? Known: lenet, mlp, ...
+    """
+    modules = _modules()
+    for module in modules:
+        if name in module.NETS:
+            return module.NETS[name]
+    for module in modules:
+        parse = getattr(module, "parse", None)
+        if parse is not None and (entry := parse(name)) is not None:
+            return entry
+    known = names()
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    raise ValueError(f"backbone {name!r} is unknown{hint} Known: {', '.join(known)}, wrn-D-K")
+
+
+def build(name: str, num_classes: int, in_channels: int = 3, **options: Any) -> nn.Module:
+    """A freshly initialised network; its random numbers come from torch's global generator.
+
+    ``num_classes`` is the width of the head: for regression, the number of outputs.
+    ``in_channels`` is the channels of the pictures, or, for ``mlp`` on vectors, their length.
+
+    >>> net = build("resnet18", 10)
+    >>> sum(p.numel() for p in net.parameters())
+    11173962
+    >>> build("lenet", 10, drop=0.1)
+    Traceback (most recent call last):
+    ...
+    TypeError: backbone 'lenet' has no option 'drop'; it takes: dropout (0.0)
+    """
+    entry = load(name)
+    for label, value in (("num_classes", num_classes), ("in_channels", in_channels)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"backbone {name!r}: {label} is {value!r}; expected an integer >= 1")
+    accepted = entry.options()
+    for option in options:
+        if option not in accepted:
+            takes = ", ".join(f"{key} ({default!r})" for key, default in accepted.items())
+            raise TypeError(f"backbone {name!r} has no option {option!r}; it takes: {takes}")
+    return entry.build(num_classes, in_channels, **options)
+
+
+def _modules() -> list[ModuleType]:
+    """The network files of this folder, imported when first asked for."""
+    found = sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in found]
+    return [m for m in modules if hasattr(m, "NETS")]

@@ -1,0 +1,178 @@
+"""Residual networks (He et al., 2015) of depth 18, 34 and 50.
+
+The default stem is the one for pictures around 32x32: one 3x3 convolution and no pooling;
+``stem="imagenet"`` is the published 7x7 with stride 2 and max pooling. Parameter names are
+torchvision's, except that the last layer is ``head``, so published encoders load with
+``strict=False`` and nothing but the head missing.
+
+``stride_in="3x3"`` is torchvision's bottleneck (v1.5); ``"1x1"`` is the original one (v1), whose
+published weights expect the stride in the first convolution of the block.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lpbnn.backbones import Backbone, Entry
+from lpbnn.backbones._parts import conv, global_average, initialise
+from lpbnn.backbones._parts import dropout as dropout_slot
+
+Stem = Literal["cifar", "imagenet"]
+StrideIn = Literal["3x3", "1x1"]
+
+
+def _downsample(inputs: int, outputs: int, stride: int) -> nn.Module | None:
+    if inputs == outputs and stride == 1:
+        return None
+    return nn.Sequential(conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions; the dropout slot is between them.
+
+    >>> import torch
+    >>> BasicBlock(64, 128, stride=2)(torch.zeros(1, 64, 8, 8)).shape
+    torch.Size([1, 128, 4, 4])
+    """
+
+    expansion = 1
+
+    def __init__(
+        self,
+        inputs: int,
+        width: int,
+        stride: int = 1,
+        dropout: float = 0.0,
+        stride_in: StrideIn = "3x3",
+    ) -> None:
+        super().__init__()
+        self.conv1 = conv(inputs, width, 3, stride)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.dropout = dropout_slot(dropout)
+        self.conv2 = conv(width, width, 3)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.downsample = _downsample(inputs, width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, inputs, H, W) -> (batch, width, H / stride, W / stride)."""
+        y = self.dropout(F.relu(self.bn1(self.conv1(x))))
+        y = self.bn2(self.conv2(y))
+        return F.relu(y + (x if self.downsample is None else self.downsample(x)))
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3, 1x1 with four times the width at the end; the dropout slot is before the last.
+
+    >>> import torch
+    >>> Bottleneck(64, 32, stride=2)(torch.zeros(1, 64, 8, 8)).shape
+    torch.Size([1, 128, 4, 4])
+    """
+
+    expansion = 4
+
+    def __init__(
+        self,
+        inputs: int,
+        width: int,
+        stride: int = 1,
+        dropout: float = 0.0,
+        stride_in: StrideIn = "3x3",
+    ) -> None:
+        super().__init__()
+        first, second = (stride, 1) if stride_in == "1x1" else (1, stride)
+        self.conv1 = conv(inputs, width, 1, first)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = conv(width, width, 3, second)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.dropout = dropout_slot(dropout)
+        self.conv3 = conv(width, 4 * width, 1)
+        self.bn3 = nn.BatchNorm2d(4 * width)
+        self.downsample = _downsample(inputs, 4 * width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, inputs, H, W) -> (batch, 4 width, H / stride, W / stride)."""
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = self.dropout(F.relu(self.bn2(self.conv2(y))))
+        y = self.bn3(self.conv3(y))
+        return F.relu(y + (x if self.downsample is None else self.downsample(x)))
+
+
+class ResNet(Backbone):
+    """Four stages of residual blocks under either stem.
+
+    >>> import torch
+    >>> net = ResNet(10, block=BasicBlock, blocks=(2, 2, 2, 2))
+    >>> net.features(torch.zeros(1, 3, 32, 32)).shape
+    torch.Size([1, 512])
+    """
+
+    def __init__(
+        self,
+        num_outputs: int,
+        in_channels: int = 3,
+        stem: Stem = "cifar",
+        dropout: float = 0.0,
+        stride_in: StrideIn = "3x3",
+        *,
+        block: type[BasicBlock] | type[Bottleneck],
+        blocks: tuple[int, int, int, int],
+    ) -> None:
+        super().__init__()
+        if stem not in ("cifar", "imagenet"):
+            raise ValueError(f"resnet: stem is {stem!r}; expected 'cifar' or 'imagenet'")
+        if stride_in not in ("3x3", "1x1"):
+            raise ValueError(f"resnet: stride_in is {stride_in!r}; expected '3x3' or '1x1'")
+        imagenet = stem == "imagenet"
+        self.conv1 = conv(in_channels, 64, 7, 2) if imagenet else conv(in_channels, 64, 3)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.maxpool = nn.MaxPool2d(3, 2, padding=1) if imagenet else nn.Identity()
+        stages, inputs = [], 64
+        for number, count in enumerate(blocks):
+            width, layers = 64 * 2**number, []
+            for position in range(count):
+                stride = 2 if number > 0 and position == 0 else 1
+                layers.append(block(inputs, width, stride, dropout, stride_in))
+                inputs = block.expansion * width
+            stages.append(nn.Sequential(*layers))
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
+        self.head = nn.Linear(inputs, num_outputs)
+        initialise(self)
+
+    def features(self, x: Tensor) -> Tensor:
+        """The channel means below the head."""
+        x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
+        return global_average(self.layer4(self.layer3(self.layer2(self.layer1(x)))))
+
+
+def _named(
+    block: type[BasicBlock] | type[Bottleneck], blocks: tuple[int, int, int, int]
+) -> Callable[..., ResNet]:
+    """A builder whose options are those a user may set; the depth is part of the name."""
+
+    def build(
+        num_outputs: int,
+        in_channels: int,
+        stem: Stem = "cifar",
+        dropout: float = 0.0,
+        stride_in: StrideIn = "3x3",
+    ) -> ResNet:
+        return ResNet(
+            num_outputs, in_channels, stem, dropout, stride_in, block=block, blocks=blocks
+        )
+
+    return build
+
+
+NETS = {
+    "resnet18": Entry(
+        "ResNet-18, 32x32 stem by default, 11.2 M parameters", _named(BasicBlock, (2, 2, 2, 2))
+    ),
+    "resnet34": Entry(
+        "ResNet-34, 32x32 stem by default, 21.3 M parameters", _named(BasicBlock, (3, 4, 6, 3))
+    ),
+    "resnet50": Entry(
+        "ResNet-50, 32x32 stem by default, 23.5 M parameters", _named(Bottleneck, (3, 4, 6, 3))
+    ),
+}
