@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["Backbone", "Entry", "build", "load", "names"]
+__all__ = ["Backbone", "Entry", "build", "entries", "load", "names"]
 
 
 class Backbone(nn.Module):
@@ -65,13 +65,22 @@ class Entry:
         return {p.name: p.default for p in parameters}
 
 
-def names() -> dict[str, str]:
-    """Every name with its one-line description; families list a few members and take any other.
+def entries() -> dict[str, Entry]:
+    """Every listed network by name; families list a few members and take any other.
 
-    >>> sorted(names())[:3]
-    ['lenet', 'mlp', 'resnet18']
+    >>> print(entries()["wrn-28-10"].description)
+    Wide ResNet of the paper's CIFAR tables, 36.5 M parameters
     """
-    return {name: entry.description for m in _modules() for name, entry in m.NETS.items()}
+    return {name: entry for module in _modules() for name, entry in module.NETS.items()}
+
+
+def names() -> tuple[str, ...]:
+    """The names that `load` and `build` take, and of ``wrn-D-K`` the most used.
+
+    >>> names()
+    ('lenet', 'mlp', 'resnet18', 'resnet34', 'resnet50', 'small-cnn', 'wrn-16-4', 'wrn-28-10')
+    """
+    return tuple(entries())
 
 
 def load(name: str) -> Entry:
@@ -82,20 +91,19 @@ def load(name: str) -> Entry:
     >>> load("resnet-18")
     Traceback (most recent call last):
     ...
-    ValueError: backbone 'resnet-18' is unknown; did you mean 'resnet18'? Known: lenet, mlp, ...
+    ValueError: unknown backbone 'resnet-18'; did you mean 'resnet18'? Known: lenet, mlp, ...
     """
-    modules = _modules()
-    for module in modules:
-        if name in module.NETS:
-            return module.NETS[name]
-    for module in modules:
+    known = entries()
+    if name in known:
+        return known[name]
+    for module in _modules():
         parse = getattr(module, "parse", None)
         if parse is not None and (entry := parse(name)) is not None:
             return entry
-    known = names()
     near = difflib.get_close_matches(name.lower(), known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    raise ValueError(f"backbone {name!r} is unknown{hint} Known: {', '.join(known)}, wrn-D-K")
+    guess = f"did you mean {near[0]!r}? " if near else ""
+    listed = ", ".join([*known, "wrn-D-K"])
+    raise ValueError(f"unknown backbone {name!r}; {guess}Known: {listed}.")
 
 
 def build(name: str, num_classes: int, in_channels: int = 3, **options: Any) -> nn.Module:
@@ -110,7 +118,7 @@ def build(name: str, num_classes: int, in_channels: int = 3, **options: Any) -> 
     >>> build("lenet", 10, drop=0.1)
     Traceback (most recent call last):
     ...
-    TypeError: backbone 'lenet' has no option 'drop'; it takes: dropout (0.0)
+    ValueError: backbone 'lenet' was given option 'drop'; its options are dropout=0.0.
     """
     entry = load(name)
     for label, value in (("num_classes", num_classes), ("in_channels", in_channels)):
@@ -119,8 +127,10 @@ def build(name: str, num_classes: int, in_channels: int = 3, **options: Any) -> 
     accepted = entry.options()
     for option in options:
         if option not in accepted:
-            takes = ", ".join(f"{key} ({default!r})" for key, default in accepted.items())
-            raise TypeError(f"backbone {name!r} has no option {option!r}; it takes: {takes}")
+            takes = ", ".join(f"{key}={default!r}" for key, default in accepted.items())
+            raise ValueError(
+                f"backbone {name!r} was given option {option!r}; its options are {takes}."
+            )
     return entry.build(num_classes, in_channels, **options)
 
 
