@@ -1,0 +1,290 @@
+"""The converter: replace layers of any network by path, in place, weights kept bit for bit."""
+
+import difflib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from lpbnn.attention import PROJECTIONS, SplitAttention
+from lpbnn.layers import SUPPORTED
+
+Pattern = str | type[nn.Module]
+Filter = Pattern | Sequence[Pattern] | None
+LayerFactory = Callable[[nn.Module, str], nn.Module]
+
+
+class Candidate(NamedTuple):
+    """A layer that can be chosen, under every path it is known by (the first one names it)."""
+
+    paths: list[str]
+    module: nn.Module  # for a projection of nn.MultiheadAttention: the attention
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What ``convert`` did: the paths it converted and those it left, with the reason."""
+
+    converted: tuple[str, ...]
+    left: dict[str, str]
+
+    def __str__(self) -> str:
+        lines = [f"converted {len(self.converted)} layers: {', '.join(self.converted)}"]
+        lines += [f"left {path}: {reason}" for path, reason in self.left.items()]
+        return "\n".join(lines)
+
+
+def convert(
+    net: nn.Module,
+    layer_factory: LayerFactory,
+    include: Filter = None,
+    exclude: Filter = None,
+) -> Conversion:
+    """Replace every chosen Linear and (transposed) convolution by ``layer_factory(layer, path)``.
+
+    ``include`` and ``exclude`` take path globs ("decoder.*"; "decoder" means all below it), layer
+    types, or a list of both; each must match something. A module used twice is converted once.
+    ``undo`` gives the network back.
+
+    Raises:
+        ValueError: nothing matches; a pattern matches nothing; a chosen layer cannot be converted.
+
+    Example:
+        >>> from lpbnn.factors import PointFactors
+        >>> from lpbnn.layers import FastWeight, widths
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> factory = lambda layer, path: FastWeight(layer, PointFactors(4, *widths(layer)), path)
+        >>> print(convert(net, factory, exclude="2"))
+        converted 1 layers: 0
+        left 2: excluded
+    """
+    candidates = _candidates(net)
+    chosen, left = _choose(candidates, _patterns(include), _patterns(exclude))
+    if not chosen:
+        raise ValueError(_nothing_to_convert(net, candidates, include, exclude))
+    for path in chosen:
+        _refuse_unconvertible(net, path, candidates[path].module)
+    _split_attention(net, chosen)
+    replacements: dict[int, nn.Module] = {}
+    for path in chosen:
+        layer = net.get_submodule(path)
+        if id(layer) not in replacements:
+            replacements[id(layer)] = layer_factory(layer, path)
+    _replace(net, replacements)
+    _disable_fused_paths(net, chosen)
+    return Conversion(tuple(chosen), left)
+
+
+def undo(net: nn.Module) -> nn.Module:
+    """Take every converted layer out again, in place, and return the network.
+
+    Weights are the shared weights as they are now; a bias is the mean of the members' biases. A
+    network that was converted and not trained comes back bit for bit.
+    """
+    _restore(net, _is_converted)
+    _restore(net, lambda module: isinstance(module, SplitAttention))
+    for module in net.modules():
+        for name, value in module.__dict__.pop("_before_conversion", {}).items():
+            setattr(module, name, value)
+    return net
+
+
+def _restore(net: nn.Module, which: Callable[[nn.Module], bool]) -> None:
+    found = [module for module in net.modules() if which(module)]
+    _replace(net, {id(module): module.restore() for module in found})  # type: ignore[operator]
+
+
+def _candidates(net: nn.Module) -> dict[str, Candidate]:
+    """The layers that can be chosen, by first path; attention stands for its four projections."""
+    found: dict[tuple[int, str], Candidate] = {}
+
+    def add(path: str, module: nn.Module, projection: str = "") -> None:
+        candidate = found.setdefault((id(module), projection), Candidate([], module))
+        candidate.paths.append(_join(path, projection) if projection else path)
+
+    def visit(path: str, module: nn.Module) -> None:
+        if isinstance(module, nn.MultiheadAttention):
+            for projection in PROJECTIONS:
+                add(path, module, projection)
+        elif isinstance(module, SUPPORTED) or _is_converted(module):
+            add(path, module)
+        else:
+            for name, child in module._modules.items():
+                if child is not None:
+                    visit(_join(path, name), child)
+
+    for name, child in net._modules.items():
+        if child is not None:
+            visit(name, child)
+    return {candidate.paths[0]: candidate for candidate in found.values()}
+
+
+def _is_converted(module: nn.Module) -> bool:
+    return hasattr(type(module), "restore") and not isinstance(module, SplitAttention)
+
+
+def _choose(
+    candidates: dict[str, Candidate], include: list[Pattern] | None, exclude: list[Pattern] | None
+) -> tuple[list[str], dict[str, str]]:
+    for name, patterns in (("include", include), ("exclude", exclude)):
+        for pattern in patterns or []:
+            if not any(_matches(candidate, pattern) for candidate in candidates.values()):
+                raise ValueError(
+                    f"{name}={pattern!r} matches no layer. "
+                    + _layers_found(candidates, pattern if isinstance(pattern, str) else None)
+                )
+    chosen, left = [], {}
+    for path, candidate in candidates.items():
+        if include is not None and not any(_matches(candidate, p) for p in include):
+            left[path] = "not included"
+        elif exclude is not None and any(_matches(candidate, p) for p in exclude):
+            left[path] = "excluded"
+        else:
+            chosen.append(path)
+    return chosen, left
+
+
+def _matches(candidate: Candidate, pattern: Pattern) -> bool:
+    paths, module = candidate
+    if isinstance(pattern, str):
+        return any(fnmatchcase(path, pattern) or path.startswith(f"{pattern}.") for path in paths)
+    if isinstance(module, nn.MultiheadAttention):
+        return issubclass(nn.Linear, pattern) or isinstance(module, pattern)
+    return isinstance(module, pattern)
+
+
+def _patterns(given: Filter) -> list[Pattern] | None:
+    if given is None:
+        return None
+    patterns: list[Pattern] = [given] if isinstance(given, str | type) else list(given)
+    for pattern in patterns:
+        if not isinstance(pattern, str | type):
+            raise TypeError(
+                f"a filter is a path glob or a layer type; got {pattern!r}. "
+                "Example: include=['decoder.*', nn.Conv2d]."
+            )
+    return patterns
+
+
+def _refuse_unconvertible(net: nn.Module, path: str, module: nn.Module) -> None:
+    """Raise, naming the layer, wherever a conversion would not do what it says."""
+    fix = f"Leave it out with exclude={path!r}."
+    if _is_converted(module):
+        raise ValueError(
+            f"{path!r} is converted already ({type(module).__name__}). Call undo first."
+        )
+    if any(isinstance(p, UninitializedParameter) for p in module.parameters()):
+        raise ValueError(f"{path!r} is lazy and has no shape yet. Run one batch through it first.")
+    if isinstance(module, nn.MultiheadAttention) and (
+        type(module) is not nn.MultiheadAttention
+        or module.bias_k is not None
+        or module.add_zero_attn
+    ):
+        raise ValueError(
+            f"{path!r} belongs to an attention with bias_kv, zero_attn or its own code. {fix}"
+        )
+    if "bias" in getattr(module, "parametrizations", {}):
+        raise ValueError(f"{path!r} has a parametrised bias, and every member needs its own. {fix}")
+    for outer, parent in _ancestors(net, path):
+        if getattr(parent, "batch_first", True) is False:
+            raise ValueError(
+                f"{path!r} is inside {outer!r}, a {type(parent).__name__} with batch_first=False: its "
+                f"rows are time steps and not examples. Build it with batch_first=True. {fix}"
+            )
+    for name, tensor in module.named_parameters(recurse=False):
+        if tensor.is_floating_point() and not tensor.is_meta and not torch.isfinite(tensor).all():
+            raise ValueError(
+                f"{path}.{name} holds NaN or infinity; a conversion would spread it over every "
+                "member. Load finite weights first."
+            )
+    _refuse_hidden_reference(net, path, module)
+
+
+def _refuse_hidden_reference(net: nn.Module, path: str, module: nn.Module) -> None:
+    """A layer that a module also keeps in a plain list would stay reachable, unconverted."""
+    for owner_path, owner in net.named_modules():
+        for name, value in vars(owner).items():
+            if name.startswith("_") or not isinstance(value, list | tuple | set | dict):
+                continue
+            items = value.values() if isinstance(value, dict) else value
+            if any(item is module for item in items):
+                raise ValueError(
+                    f"{path!r} is also kept in the plain {type(value).__name__} "
+                    f"{_join(owner_path, name)!r}, where it cannot be replaced. Use nn.ModuleList or "
+                    f"nn.ModuleDict there, or exclude={path!r}."
+                )
+
+
+def _split_attention(net: nn.Module, chosen: list[str]) -> None:
+    attentions = {}
+    for path in chosen:
+        parent = _parent(net, path)
+        if isinstance(parent, nn.MultiheadAttention):
+            attentions[id(parent)] = parent
+    _replace(net, {key: SplitAttention(module) for key, module in attentions.items()})
+
+
+def _replace(net: nn.Module, replacements: dict[int, nn.Module]) -> None:
+    for parent in list(net.modules()):
+        for name, child in list(parent._modules.items()):
+            if id(child) in replacements:
+                setattr(parent, name, replacements[id(child)])
+
+
+def _disable_fused_paths(net: nn.Module, chosen: list[str]) -> None:
+    """Transformer layers read their linears' weights in a fused kernel; keep them to the plain path."""
+    switches = {
+        nn.TransformerEncoderLayer: ("activation_relu_or_gelu", 0),
+        nn.TransformerEncoder: ("use_nested_tensor", False),
+    }
+    for path in chosen:
+        for _, module in _ancestors(net, path):
+            for kind, (name, value) in switches.items():
+                if isinstance(module, kind) and "_before_conversion" not in vars(module):
+                    module._before_conversion = {name: getattr(module, name)}  # type: ignore[assignment]
+                    setattr(module, name, value)
+
+
+def _nothing_to_convert(
+    net: nn.Module, candidates: dict[str, Candidate], include: Filter, exclude: Filter
+) -> str:
+    if isinstance(net, SUPPORTED):
+        return (
+            f"the network is itself a {type(net).__name__} and cannot be replaced in place. "
+            "Wrap it: nn.Sequential(layer)."
+        )
+    return (
+        f"nothing to convert in {type(net).__name__} with include={include!r}, exclude={exclude!r}. "
+        + _layers_found(candidates, None)
+    )
+
+
+def _layers_found(candidates: dict[str, Candidate], near: str | None) -> str:
+    if not candidates:
+        kinds = ", ".join(kind.__name__ for kind in SUPPORTED)
+        return f"The network has no layer of a type that can be converted ({kinds})."
+    listed = ", ".join(
+        f"{path} ({type(c.module).__name__})" for path, c in list(candidates.items())[:20]
+    )
+    more = f", and {len(candidates) - 20} more" if len(candidates) > 20 else ""
+    close = difflib.get_close_matches(near or "", list(candidates), n=1)
+    return (f"Did you mean {close[0]!r}? " if close else "") + f"Layers found: {listed}{more}."
+
+
+def _ancestors(net: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+    parts = path.split(".")
+    for depth in range(len(parts)):
+        outer = ".".join(parts[:depth])
+        yield outer, net.get_submodule(outer)
+
+
+def _parent(net: nn.Module, path: str) -> nn.Module:
+    return net.get_submodule(path.rpartition(".")[0])
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

@@ -1,0 +1,196 @@
+"""A network with converted layers as an ensemble: spread the batch, run once, gather the members."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from lpbnn.layers import SUPPORTED, Draw, FastWeight, draw_layers, held
+from lpbnn.members import (
+    BATCH_MODES,
+    BatchMode,
+    gather,
+    row_weights,
+    rows_needed,
+    spread,
+    spread_tree,
+)
+from lpbnn.model import Model, Terms, as_call, batch_size, total, two_groups
+
+
+class SpreadAt:
+    """A forward pre-hook on the first converted stage: the batch becomes members there.
+
+    What comes before it runs once per example. Tensors that are spread already pass through.
+    """
+
+    def __init__(self) -> None:
+        self.plan: tuple[int, int, BatchMode] | None = None
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        return None if self.plan is None else spread_tree((args, kwargs), *self.plan)
+
+
+class FastWeightEnsemble(Model):
+    """Any network that holds ``FastWeight`` layers, as J members (see ``lpbnn.convert``).
+
+    Args:
+        net: the converted network.
+        batch_mode: in training, "split" gives every member a slice of the batch (the price of one
+            network), "repeat" gives every member all of it (J times the compute).
+        spread_at: path of the module where the batch becomes members; "" is the whole network.
+            None finds it: the smallest part that holds every converted layer.
+        fast_lr: learning rate of the fast weights, as a factor.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        batch_mode: BatchMode = "split",
+        spread_at: str | Sequence[str] | None = None,
+        fast_lr: float = 1.0,
+        **model_options: Any,
+    ) -> None:
+        super().__init__(net, **model_options)
+        if batch_mode not in BATCH_MODES:
+            raise ValueError(f"batch_mode={batch_mode!r} is not known; choose 'split' or 'repeat'.")
+        self.batch_mode: BatchMode = batch_mode
+        self.fast_lr = fast_lr
+        self.layers = [module for module in net.modules() if isinstance(module, FastWeight)]
+        self.members = self.layers[0].factors.members
+        if spread_at is None:
+            spread_at = find_stages(net)
+        self.stages = [spread_at] if isinstance(spread_at, str) else list(spread_at)
+        self._spread_at = SpreadAt()
+        for stage in filter(None, self.stages):
+            try:
+                module = net.get_submodule(stage)
+            except AttributeError as error:
+                raise ValueError(f"spread_at={stage!r} is no module of the network.") from error
+            module.register_forward_pre_hook(self._spread_at, with_kwargs=True)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return gather(self.rows(args, kwargs, draw_layers(self.layers), "repeat"), self.members)
+
+    def rows(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], draws: list[Draw], mode: BatchMode
+    ) -> Tensor:
+        """Outputs of all rows, member-major, for the members in ``draws``."""
+        batch = batch_size(args, kwargs)
+        members = draws[0].r.shape[0]
+        if "" in self.stages:
+            args, kwargs = spread_tree((args, kwargs), batch, members, mode)
+        else:
+            self._spread_at.plan = (batch, members, mode)
+        try:
+            with held(self.layers, draws):
+                outputs = self.readout(self.net(*args, **kwargs))
+        except RuntimeError as error:
+            if "" not in self.stages:
+                error.add_note(self._where_spread())
+            raise
+        finally:
+            self._spread_at.plan = None
+        if outputs.shape[0] != rows_needed(batch, members, mode):
+            raise RuntimeError(
+                f"{batch} examples and {members} members make {rows_needed(batch, members, mode)} "
+                f"rows, but the network returned {outputs.shape[0]}. {self._where_spread()}"
+            )
+        return outputs
+
+    def _where_spread(self) -> str:
+        return (
+            f"lpbnn spreads the batch over the members at {self.stages}. If that module is not called, "
+            "or a tensor goes around it and meets its output, choose an earlier one with "
+            "spread_at=... ('' is the whole network)."
+        )
+
+    def passes(self, samples: int, width: int) -> Iterator[Any]:
+        draws = draw_layers(self.layers, samples if self.stochastic else 1)
+        count = draws[0].r.shape[0]
+        for start in range(0, count, width):
+            part = [draw.take(slice(start, start + width)) for draw in draws]
+
+            def run(*args: Any, _part: list[Draw] = part, **kwargs: Any) -> Tensor:
+                return gather(self.rows(args, kwargs, _part, "repeat"), _part[0].r.shape[0])
+
+            yield run
+
+    def loss(self, x: Any, y: Tensor) -> Terms:
+        return total(nll=self.batch_nll(x, y), **self.penalties())
+
+    def batch_nll(self, x: Any, y: Tensor) -> Tensor:
+        """Mean NLL of the members' rows; every example counts once."""
+        args, kwargs = as_call(x)
+        mode: BatchMode = self.batch_mode if self.training else "repeat"
+        outputs = self.rows(args, kwargs, draw_layers(self.layers), mode)
+        weights = row_weights(y.shape[0], self.members, mode, outputs.device)
+        return self.nll(outputs, spread(y, self.members, mode), weights)
+
+    def penalties(self) -> Terms:
+        """What the method adds to the NLL, weighted, by name."""
+        return {}
+
+    def parameter_groups(
+        self, weight_decay: float = 0.0, lr: float | None = None
+    ) -> list[dict[str, Any]]:
+        fast = [p for layer in self.layers for p in layer.factors.parameters()]
+        fast += [layer.member_bias for layer in self.layers if layer.member_bias is not None]
+        known = {id(parameter) for parameter in fast}
+        slow = [parameter for parameter in self.parameters() if id(parameter) not in known]
+        return two_groups(slow, fast, weight_decay, lr, self.fast_lr)
+
+
+def find_stages(net: nn.Module) -> list[str]:
+    """Where the batch becomes members: the smallest module that holds every converted layer.
+
+    Where that is the network itself and part of it is unconverted, its children that hold converted
+    layers: the first of them to be called spreads the batch, and what runs before it is shared.
+    """
+    if not _has_unconverted(net):
+        return [""]
+    path, module = "", net
+    while not isinstance(module, FastWeight):
+        children = _holders(path, module)
+        if len(children) > 1:
+            return [path] if path and _is_called(module) else _called(children)
+        path, module = children[0]
+    return [path]
+
+
+def remove_hooks(net: nn.Module) -> None:
+    """Take our hooks off a network that goes its own way again."""
+    for module in net.modules():
+        for key, hook in list(module._forward_pre_hooks.items()):
+            if isinstance(hook, SpreadAt):
+                del module._forward_pre_hooks[key]
+                module._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
+def _has_unconverted(module: nn.Module) -> bool:
+    """Whether a layer below could have been converted and was not."""
+    if isinstance(module, FastWeight):
+        return False
+    return isinstance(module, SUPPORTED) or any(map(_has_unconverted, module.children()))
+
+
+def _holders(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The children that hold converted layers."""
+    return [
+        (f"{path}.{name}" if path else name, child)
+        for name, child in module.named_children()
+        if any(isinstance(inner, FastWeight) for inner in child.modules())
+    ]
+
+
+def _is_called(module: nn.Module) -> bool:
+    return not isinstance(module, nn.ModuleList | nn.ModuleDict)  # these have no forward
+
+
+def _called(holders: list[tuple[str, nn.Module]]) -> list[str]:
+    """The paths, with lists of modules replaced by what they hold."""
+    found = []
+    for path, module in holders:
+        found += [path] if _is_called(module) else _called(_holders(path, module))
+    return found

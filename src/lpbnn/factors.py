@@ -1,0 +1,346 @@
+r"""How the fast weights r and s come to be: all that tells the rank-one methods apart.
+
+A layer with m inputs and p outputs has, for each of its J members, r_j in R^m on the input side and
+s_j in R^p on the output side. ``draw(samples)`` gives r (samples * J, m) and s (samples * J, p),
+sample-major. Everything here is a pure function of the parameters: no forward pass leaves a loss
+behind, so the terms can be read at any time, before the first pass too.
+
+The work is written over a stack of layers of equal width, because a network has dozens of them and
+each is tiny: ``draw_all`` and ``LatentFactors.terms`` serve all layers with a handful of batched
+products. One layer is a stack of one.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from operator import attrgetter
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Init = Literal["normal", "signs"]
+
+
+def initial(members: int, width: int, spread: float, init: Init) -> Tensor:
+    """Fast weights before training: N(1, spread^2), or random signs +-1 (for large data sets)."""
+    if init == "signs":
+        return torch.randint(0, 2, (members, width)).float() * 2 - 1
+    if init != "normal":
+        raise ValueError(f"init={init!r} is not known; choose 'normal' or 'signs'.")
+    return 1 + spread * torch.randn(members, width)
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """Factors are small and multiply everything: they are computed in float32 under autocast."""
+    return torch.autocast(device.type, enabled=False)
+
+
+def stack(many: Sequence["Factors"], name: str) -> Tensor:
+    """The parameter ``name`` of every layer's factors, stacked, in float32 or better."""
+    stacked = torch.stack([factors.tensor(name) for factors in many])
+    return at_least_float32(stacked)
+
+
+class Factors(nn.Module):
+    """The contract: J vectors r and J vectors s, drawn anew or fixed."""
+
+    def __init__(self, members: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.members, self.inputs, self.outputs = members, inputs, outputs
+
+    def tensor(self, path: str) -> Tensor:
+        """The parameter or buffer at ``path``."""
+        return attrgetter(path)(self)
+
+    def extra_repr(self) -> str:
+        return f"members={self.members}, inputs={self.inputs}, outputs={self.outputs}"
+
+    def draw(self, samples: int = 1) -> tuple[Tensor, Tensor]:
+        """r (samples * J, m) and s (samples * J, p)."""
+        return type(self).draw_stack([self], samples)[0]
+
+    @classmethod
+    def draw_stack(cls, many: Sequence["Factors"], samples: int) -> list[tuple[Tensor, Tensor]]:
+        """``draw`` for layers of equal ``stack_key``, together."""
+        raise NotImplementedError
+
+    def stack_key(self) -> tuple[object, ...]:
+        """Layers with the same key may be drawn in one stack."""
+        return (type(self), self.members, self.inputs, self.stack_s)
+
+    # Only the Gaussian draws s, so only there must the outputs agree.
+    @property
+    def stack_s(self) -> object:
+        return None
+
+    def mean(self) -> tuple[Tensor, Tensor]:
+        """The mean of r (J, m) and of s (J, p) under the posterior."""
+        raise NotImplementedError
+
+
+def draw_all(many: Sequence[Factors], samples: int = 1) -> list[tuple[Tensor, Tensor]]:
+    """One draw of every layer, in the layers' order, computed stack by stack."""
+    stacks = group_by(many, lambda factors: factors.stack_key())
+    drawn: dict[int, tuple[Tensor, Tensor]] = {}
+    for indices in stacks:
+        members = [many[i] for i in indices]
+        drawn.update(zip(indices, type(members[0]).draw_stack(members, samples), strict=True))
+    return [drawn[i] for i in range(len(many))]
+
+
+def group_by(many: Sequence[Factors], key: Callable[[Factors], object]) -> list[list[int]]:
+    """Indices of the elements with equal keys, in order of first appearance."""
+    groups: dict[object, list[int]] = {}
+    for i, factors in enumerate(many):
+        groups.setdefault(key(factors), []).append(i)
+    return list(groups.values())
+
+
+class PointFactors(Factors):
+    r"""BatchEnsemble: r_j and s_j are plain parameters, W_j = W * (r_j s_j^T).
+
+    Wen, Tran, Ba: BatchEnsemble, ICLR 2020.
+
+    Example:
+        >>> r, s = PointFactors(members=4, inputs=3, outputs=2).draw()
+        >>> tuple(r.shape), tuple(s.shape)
+        ((4, 3), (4, 2))
+    """
+
+    r: Tensor
+    s: Tensor
+
+    def __init__(
+        self,
+        members: int,
+        inputs: int,
+        outputs: int,
+        *,
+        spread: float = 0.5,
+        init: Init = "normal",
+    ) -> None:
+        super().__init__(members, inputs, outputs)
+        self.r = nn.Parameter(initial(members, inputs, spread, init))
+        self.s = nn.Parameter(initial(members, outputs, spread, init))
+
+    @classmethod
+    def draw_stack(cls, many: Sequence[Factors], samples: int) -> list[tuple[Tensor, Tensor]]:
+        return [(repeat(f.r, samples), repeat(f.s, samples)) for f in many]  # type: ignore[arg-type]
+
+    def mean(self) -> tuple[Tensor, Tensor]:
+        return self.r, self.s
+
+
+class FixedFactors(PointFactors):
+    """Factors drawn once and kept as buffers: a frozen ensemble."""
+
+    def __init__(self, r: Tensor, s: Tensor) -> None:
+        Factors.__init__(self, r.shape[0], r.shape[1], s.shape[1])
+        self.register_buffer("r", r)
+        self.register_buffer("s", s)
+
+
+class GaussianFactors(Factors):
+    r"""Rank-1 BNN: r_j ~ N(mu, sigma^2) and s_j ~ N(mu, sigma^2), sigma = softplus(rho).
+
+    Dusenberry et al.: Efficient and scalable Bayesian neural nets with rank-1 factors, ICML 2020.
+    ``kl`` is KL(q || N(1, prior_std^2)), summed over the entries of r and s, averaged over members.
+
+    Example:
+        >>> factors = GaussianFactors(members=4, inputs=3, outputs=2)
+        >>> bool((factors.draw()[0] != factors.draw()[0]).all())
+        True
+    """
+
+    def __init__(
+        self,
+        members: int,
+        inputs: int,
+        outputs: int,
+        *,
+        spread: float = 0.5,
+        init: Init = "normal",
+        std: float = 0.1,
+        prior_std: float = 0.1,
+    ) -> None:
+        super().__init__(members, inputs, outputs)
+        rho = torch.tensor(std).expm1().log().item()  # softplus(rho) = std
+        self.prior_std = prior_std
+        self.r_mean = nn.Parameter(initial(members, inputs, spread, init))
+        self.s_mean = nn.Parameter(initial(members, outputs, spread, init))
+        self.r_rho = nn.Parameter(torch.full((members, inputs), rho))
+        self.s_rho = nn.Parameter(torch.full((members, outputs), rho))
+
+    @property
+    def stack_s(self) -> object:
+        return self.outputs
+
+    @classmethod
+    def draw_stack(cls, many: Sequence[Factors], samples: int) -> list[tuple[Tensor, Tensor]]:
+        with full_precision(device_of(many[0])):
+            r, s = (
+                gaussian(
+                    stack(many, f"{side}_mean"), F.softplus(stack(many, f"{side}_rho")), samples
+                )
+                for side in "rs"
+            )
+        return list(zip(r.flatten(1, 2), s.flatten(1, 2), strict=True))
+
+    def mean(self) -> tuple[Tensor, Tensor]:
+        return self.r_mean, self.s_mean
+
+    def kl(self) -> Tensor:
+        with full_precision(device_of(self)):
+            total = torch.zeros((), device=self.r_mean.device)
+            for mean, rho in ((self.r_mean, self.r_rho), (self.s_mean, self.s_rho)):
+                std = F.softplus(at_least_float32(rho)) / self.prior_std
+                shift = (at_least_float32(mean) - 1) / self.prior_std
+                total = total + kl_to_standard_normal(shift, 2 * std.log()).sum(-1).mean()
+            return total
+
+
+class LatentFactors(Factors):
+    r"""LP-BNN: r_j goes through a small variational autoencoder that all members of a layer share.
+
+    .. math::
+        (\mu_j, \log\sigma_j^2) = E r_j + e, \quad z_j = \mu_j + \sigma_j \epsilon, \quad
+        \hat r_j = D z_j + d, \quad W_j = W \odot (\hat r_j s_j^T)
+
+    **Every** pass uses the sampled r^, in training and in prediction; s_j is deterministic. Because
+    the decoder is linear, r^_j is Gaussian with mean D mu_j + d and covariance factor D diag(sigma_j).
+
+    The autoencoder starts as one: E maps r = 1 to 0, d = 1, and D solves D mu_j + d = r_j, so that
+    the network starts from the members it was given and not from noise around zero.
+
+    Franchi et al.: Encoding the latent posterior of Bayesian neural networks for uncertainty
+    quantification, 2020.
+
+    Example:
+        >>> factors = LatentFactors(members=4, inputs=64, outputs=2)
+        >>> mean, _ = factors.mean()
+        >>> torch.allclose(mean, factors.r, atol=1e-4)
+        True
+    """
+
+    r: Tensor
+    s: Tensor
+
+    def __init__(
+        self,
+        members: int,
+        inputs: int,
+        outputs: int,
+        *,
+        latent: int = 32,
+        spread: float = 0.5,
+        init: Init = "normal",
+        train_r: bool = True,
+        log_variance: float = -4.0,
+    ) -> None:
+        super().__init__(members, inputs, outputs)
+        self.latent = latent
+        r = initial(members, inputs, spread, init)
+        if train_r:
+            self.r = nn.Parameter(r)
+        else:
+            self.register_buffer("r", r)
+        self.s = nn.Parameter(initial(members, outputs, spread, init))
+        self.encoder = nn.Linear(inputs, 2 * latent)  # rows: the mean, then the log variance
+        self.decoder = nn.Linear(latent, inputs)
+        with torch.no_grad():
+            mean_head, log_variance_head = self.encoder.weight.chunk(2)
+            log_variance_head.mul_(0.1)
+            self.encoder.bias[:latent] = -mean_head.sum(1)
+            self.encoder.bias[latent:] = log_variance
+            self.decoder.bias.fill_(1.0)
+            mu = self.encoder(r)[:, :latent]
+            self.decoder.weight.copy_((torch.linalg.pinv(mu, rtol=1e-4) @ (r - 1)).T)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, latent={self.latent}"
+
+    def stack_key(self) -> tuple[object, ...]:
+        return (*super().stack_key(), self.latent)
+
+    @staticmethod
+    def encode(many: Sequence["LatentFactors"]) -> tuple[Tensor, Tensor]:
+        """Mean and log variance of z, (L, J, latent) each."""
+        weight, bias = stack(many, "encoder.weight"), stack(many, "encoder.bias")
+        code = torch.baddbmm(bias.unsqueeze(1), stack(many, "r"), weight.mT)
+        mu, log_variance = code.chunk(2, dim=-1)
+        return mu, log_variance
+
+    @staticmethod
+    def decode(many: Sequence["LatentFactors"], z: Tensor) -> Tensor:
+        """z (L, rows, latent) to r^ (L, rows, m)."""
+        weight, bias = stack(many, "decoder.weight"), stack(many, "decoder.bias")
+        return torch.baddbmm(bias.unsqueeze(1), z, weight.mT)
+
+    @classmethod
+    def draw_stack(cls, many: Sequence[Factors], samples: int) -> list[tuple[Tensor, Tensor]]:
+        layers: Sequence[LatentFactors] = many  # type: ignore[assignment]
+        with full_precision(device_of(many[0])):
+            mu, log_variance = cls.encode(layers)
+            z = gaussian(mu, (0.5 * log_variance).exp(), samples)
+            r_hat = cls.decode(layers, z.flatten(1, 2))
+        return [(r, repeat(f.s, samples)) for r, f in zip(r_hat, layers, strict=True)]
+
+    def mean(self) -> tuple[Tensor, Tensor]:
+        with full_precision(self.s.device):
+            return self.decode([self], self.encode([self])[0])[0], self.s
+
+    def covariance_factor(self) -> Tensor:
+        """A (J, m, latent) with Cov(r^_j) = A_j A_j^T, A_j = D diag(sigma_j)."""
+        with full_precision(self.s.device):
+            sigma = (0.5 * self.encode([self])[1][0]).exp()
+            return at_least_float32(self.decoder.weight) * sigma.unsqueeze(1)
+
+    @classmethod
+    def terms(cls, many: Sequence["LatentFactors"]) -> tuple[Tensor, Tensor]:
+        r"""KL(q(z|r) || N(0, I)) and E ||r - r^||^2 of every layer, (L,) each, averaged over members.
+
+        The expectation is taken in closed form: the decoder is linear, so
+        :math:`E\|r - \hat r\|^2 = \|r - D\mu - d\|^2 + \sum_k \sigma_k^2 \|D_k\|^2`.
+        """
+        kl, error = {}, {}
+        for indices in group_by(many, lambda factors: factors.stack_key()):
+            layers = [many[i] for i in indices]
+            with full_precision(device_of(many[0])):
+                mu, log_variance = cls.encode(layers)
+                bias_term = stack(layers, "r") - cls.decode(layers, mu)
+                columns = stack(layers, "decoder.weight").square().sum(1)  # ||D_k||^2, (L, latent)
+                noise_term = (log_variance.exp() * columns.unsqueeze(1)).sum(-1)
+                squared = (bias_term.square().sum(-1) + noise_term).mean(-1)
+                divergence = kl_to_standard_normal(mu, log_variance).sum(-1).mean(-1)
+            kl.update(zip(indices, divergence, strict=True))
+            error.update(zip(indices, squared, strict=True))
+        order = range(len(many))
+        return torch.stack([kl[i] for i in order]), torch.stack([error[i] for i in order])
+
+
+def kl_to_standard_normal(mean: Tensor, log_variance: Tensor) -> Tensor:
+    r"""KL(N(mean, variance) || N(0, 1)) = (mean^2 + variance - 1 - log variance) / 2, by entry."""
+    return 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance)
+
+
+def gaussian(mean: Tensor, std: Tensor, samples: int) -> Tensor:
+    """mean + std * noise: (L, J, d) to (L, samples, J, d), all noise in one draw."""
+    layers, members, width = mean.shape
+    noise = torch.randn(layers, samples, members, width, device=mean.device, dtype=mean.dtype)
+    return mean.unsqueeze(1) + std.unsqueeze(1) * noise
+
+
+def repeat(factor: Tensor, samples: int) -> Tensor:
+    """(J, d) to (samples * J, d), sample-major."""
+    return factor if samples == 1 else factor.repeat(samples, 1)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def device_of(module: nn.Module) -> torch.device:
+    for tensor in (*module.parameters(), *module.buffers()):
+        return tensor.device
+    return torch.device("cpu")

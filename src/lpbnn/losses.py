@@ -1,0 +1,89 @@
+"""The likelihoods of the three tasks: what one row of outputs says of one row of targets."""
+
+import math
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Task = Literal["classification", "segmentation", "regression"]
+TASKS: tuple[str, ...] = get_args(Task)
+MIN_VARIANCE = 1e-6
+
+
+def split_gaussian(outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Regression outputs (..., 2K) to mean and variance (..., K): variance = softplus(second half).
+
+    Example:
+        >>> mean, variance = split_gaussian(torch.zeros(5, 2))
+        >>> tuple(mean.shape), round(variance[0].item(), 4)
+        ((5, 1), 0.6931)
+    """
+    if outputs.shape[-1] % 2:
+        raise ValueError(
+            f"a regression network has two outputs per target (mean, spread); got "
+            f"{outputs.shape[-1]} outputs. Double the width of its last layer."
+        )
+    mean, raw = outputs.float().chunk(2, -1) if _is_half(outputs) else outputs.chunk(2, -1)
+    return mean, F.softplus(raw) + MIN_VARIANCE
+
+
+def nll(
+    outputs: Tensor,
+    targets: Tensor,
+    task: Task = "classification",
+    weights: Tensor | None = None,
+    class_weights: Tensor | None = None,
+    ignore_index: int = -100,
+) -> Tensor:
+    r"""Mean negative log-likelihood of the rows, optionally weighted row by row.
+
+    - classification: outputs (n, C), targets (n,): :math:`-\log \mathrm{softmax}(o)_y`
+    - segmentation: outputs (n, C, H, W), targets (n, H, W): the same by pixel, over valid pixels
+    - regression: outputs (n, 2K), targets (n, K):
+      :math:`\tfrac12 \sum_k (\log 2\pi v_k + (y_k - m_k)^2 / v_k)`
+
+    Example:
+        >>> round(nll(torch.zeros(2, 4), torch.tensor([0, 3])).item(), 4)  # log 4
+        1.3863
+    """
+    check_targets(outputs, targets, task)
+    if task == "regression":
+        mean, variance = split_gaussian(outputs)
+        squared = (targets.reshape(mean.shape) - mean).square()
+        rows = 0.5 * (math.log(2 * math.pi) + variance.log() + squared / variance).sum(-1)
+        return rows.mean() if weights is None else (rows * weights).sum() / weights.sum()
+    if weights is None:
+        return F.cross_entropy(outputs, targets, class_weights, ignore_index=ignore_index)
+    cells = F.cross_entropy(
+        outputs, targets, class_weights, ignore_index=ignore_index, reduction="none"
+    )
+    counted = (targets != ignore_index).to(cells.dtype)
+    if class_weights is not None:
+        counted = counted * class_weights[targets.clamp_min(0)]
+    weights = weights.to(cells.dtype).view(-1, *(1,) * (cells.dim() - 1))
+    return (cells * weights).sum() / (counted * weights).sum()
+
+
+def check_targets(outputs: Tensor, targets: Tensor, task: Task) -> None:
+    """Refuse targets whose shape or type does not fit; values are not looked at (no device sync)."""
+    if task not in TASKS:
+        raise ValueError(f"task={task!r} is not known; choose one of {', '.join(TASKS)}.")
+    if task == "regression":
+        expected = (outputs.shape[0], outputs.shape[-1] // 2)
+        fits = targets.numel() == expected[0] * expected[1] and targets.is_floating_point()
+        kind = "floating-point targets"
+    else:
+        expected = (outputs.shape[0], *outputs.shape[2:])
+        fits = tuple(targets.shape) == expected and targets.dtype == torch.int64
+        kind = "int64 labels"
+    if not fits:
+        raise ValueError(
+            f"{task} with outputs of shape {tuple(outputs.shape)} needs {kind} of shape {expected}; "
+            f"got {targets.dtype} of shape {tuple(targets.shape)}."
+        )
+
+
+def _is_half(x: Tensor) -> bool:
+    return x.dtype in (torch.bfloat16, torch.float16)

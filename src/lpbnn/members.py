@@ -1,0 +1,82 @@
+r"""The member axis: the one place that knows how a batch and an ensemble share the first dimension.
+
+Rows are **member-major**. A batch of B examples spread over J members has the rows
+
+    (member 0, example 0), (member 0, example 1), ..., (member 1, example 0), ...
+
+so row = member * (rows / J) + position, and ``gather`` is a reshape. Two ways to spread:
+
+- ``repeat``: every member sees every example; J * B rows, position = example.
+- ``split``: every member sees its own slice of ceil(B / J) examples. Where J does not divide B the
+  first examples are dealt out a second time so that no member goes hungry, and ``row_weights``
+  makes every example count once in the mean.
+
+Example:
+    >>> import torch
+    >>> x = torch.tensor([10, 20, 30])
+    >>> spread(x, members=2).tolist()
+    [10, 20, 30, 10, 20, 30]
+    >>> spread(x, members=2, mode="split").tolist()
+    [10, 20, 30, 10]
+    >>> gather(spread(x, members=2), members=2).tolist()
+    [[10, 20, 30], [10, 20, 30]]
+"""
+
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+BatchMode = Literal["repeat", "split"]
+BATCH_MODES: tuple[str, ...] = get_args(BatchMode)
+
+
+def rows_needed(batch: int, members: int, mode: BatchMode = "repeat") -> int:
+    """How many rows ``spread`` makes of ``batch`` examples; always a multiple of ``members``."""
+    return batch * members if mode == "repeat" else -(-batch // members) * members
+
+
+def spread(x: Tensor, members: int, mode: BatchMode = "repeat") -> Tensor:
+    """Batch (B, ...) to member-major rows (rows, ...)."""
+    batch = x.shape[0]
+    if mode == "repeat":
+        return x.unsqueeze(0).expand(members, *x.shape).flatten(0, 1) if members > 1 else x
+    if batch % members == 0:
+        return x
+    return x[torch.arange(rows_needed(batch, members, mode), device=x.device) % batch]
+
+
+def gather(rows: Tensor, members: int) -> Tensor:
+    """Member-major rows (J * n, ...) to (J, n, ...): a view, never a copy."""
+    return rows.unflatten(0, (members, rows.shape[0] // members))
+
+
+def per_row(factor: Tensor, rows: int) -> Tensor:
+    """One vector per member, (J, C), to one vector per row, (rows, C)."""
+    members = factor.shape[0]
+    if members == 1:  # broadcasting over the rows does the same and copies nothing
+        return factor
+    return factor.unsqueeze(1).expand(-1, rows // members, -1).flatten(0, 1)
+
+
+def row_weights(batch: int, members: int, mode: BatchMode, device: torch.device) -> Tensor | None:
+    """Weights of the rows that make each example count once; None where they are all equal.
+
+    Example:
+        >>> row_weights(3, 2, "split", torch.device("cpu")).tolist()
+        [0.5, 1.0, 1.0, 0.5]
+    """
+    if mode == "repeat" or batch % members == 0:
+        return None
+    example = torch.arange(rows_needed(batch, members, mode), device=device) % batch
+    return 1.0 / torch.bincount(example, minlength=batch)[example]
+
+
+def spread_tree(tree: Any, batch: int, members: int, mode: BatchMode = "repeat") -> Any:
+    """Spread every tensor in a nested structure whose first dimension is the batch."""
+
+    def one(x: Tensor) -> Tensor:
+        return spread(x, members, mode) if x.dim() > 0 and x.shape[0] == batch else x
+
+    return tree_map_only(Tensor, one, tree)

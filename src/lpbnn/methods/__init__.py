@@ -1,0 +1,107 @@
+"""The contract of a method: one file here, found by its name.
+
+A method file has, in this order,
+
+- a docstring whose first line is its claim, then the equation and the paper;
+- ``Config``: a frozen dataclass with a default for every option of the method;
+- ``build(net, config, **model_options) -> Model``: wraps the network.
+
+Its model (see ``lpbnn.model.Model``) defines ``forward`` and, where needed, its own ``loss``,
+``passes``, ``likelihood``, ``parameter_groups``, ``after_step`` and ``after_epoch``. Nothing else in
+the project names a method. Folders added to ``lpbnn.methods.__path__`` are searched too.
+"""
+
+import dataclasses
+import difflib
+import importlib
+import pkgutil
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+from lpbnn.layers import SUPPORTED
+from lpbnn.losses import TASKS, Task
+from lpbnn.model import Model, Readout
+
+
+def names() -> list[str]:
+    """Every method, in alphabetical order.
+
+    Example:
+        >>> "lpbnn" in names()
+        True
+    """
+    found = {module.name for module in pkgutil.iter_modules(__path__)}
+    return sorted(name for name in found if not name.startswith("_"))
+
+
+def load(name: str) -> ModuleType:
+    """The module of a method."""
+    if name not in names():
+        close = difflib.get_close_matches(str(name), names(), n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"unknown method {name!r}.{hint} The methods are: {', '.join(names())}.")
+    return importlib.import_module(f"{__name__}.{name}")
+
+
+def describe(name: str) -> str:
+    """The method's claim: the first line of its file."""
+    return (load(name).__doc__ or "").strip().splitlines()[0]
+
+
+def build(
+    net: nn.Module,
+    method: str = "lpbnn",
+    *,
+    task: Task = "classification",
+    readout: Readout | None = None,
+    ignore_index: int = -100,
+    class_weights: Tensor | None = None,
+    **options: Any,
+) -> Model:
+    """Turn a network into one that knows what it does not know, by the named method.
+
+    The network is wrapped in place and keeps its weights. ``options`` are the method's own, for
+    example ``members=4, num_data=len(train)`` (see its ``Config``).
+
+    Example:
+        >>> import torch
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> model = build(net, "lpbnn", members=4, num_data=100)
+        >>> tuple(model(torch.randn(5, 4)).shape)  # (members, batch, classes)
+        (4, 5, 3)
+    """
+    module = load(method)
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"build wraps an nn.Module; got {type(net).__name__}.")
+    if isinstance(net, Model):
+        raise TypeError(
+            f"the network is a {type(net).__name__} already. Pass its .net, after lpbnn.undo."
+        )
+    if task not in TASKS:
+        raise ValueError(f"task={task!r} is not known; choose one of {', '.join(TASKS)}.")
+    if isinstance(net, SUPPORTED):  # a lone layer has no parent in which it could be replaced
+        net = nn.Sequential(net)
+    return module.build(
+        net,
+        configure(module, options),
+        task=task,
+        readout=readout,
+        ignore_index=ignore_index,
+        class_weights=class_weights,
+    )
+
+
+def configure(module: ModuleType, options: dict[str, Any]) -> Any:
+    """The method's ``Config`` from keyword options; an unknown option names the right one."""
+    fields = [field.name for field in dataclasses.fields(module.Config)]
+    method = module.__name__.rpartition(".")[2]
+    for name in options:
+        if name not in fields:
+            close = difflib.get_close_matches(name, fields, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise TypeError(
+                f"{method} has no option {name!r}.{hint} Its options are: {', '.join(fields) or 'none'}."
+            )
+    return module.Config(**options)

@@ -1,0 +1,63 @@
+"""What BatchEnsemble, Rank-1 and LP-BNN share: options, checks, and the wrapping of the network."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from lpbnn.convert import Filter, convert
+from lpbnn.factors import Factors, Init
+from lpbnn.layers import FastWeight, widths
+from lpbnn.members import BatchMode
+
+
+@dataclasses.dataclass(frozen=True)
+class RankOneConfig:
+    members: int = 4  # J
+    batch_mode: BatchMode = "split"  # in training: "split" the batch among members, or "repeat" it
+    spread: float = 0.5  # standard deviation of the initial r and s around 1
+    init: Init = "normal"  # or "signs": random +-1
+    fast_lr: float = 1.0  # learning rate of the fast weights, as a factor
+    include: Filter = None  # path globs or layer types to convert; None: all
+    exclude: Filter = None
+    spread_at: str | None = None  # where the batch becomes members; None: found
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.members, int) or self.members < 1:
+            raise ValueError(f"members={self.members!r}: expected an integer of at least 1.")
+        if self.spread < 0:
+            raise ValueError(f"spread={self.spread!r}: expected a number of at least 0.")
+
+
+def check_num_data(num_data: int | None, method: str) -> int:
+    """The KL is divided by the number of training examples: it must be given, never guessed."""
+    if num_data is None:
+        raise ValueError(
+            f"{method} needs num_data, the number of training examples that its KL term is divided "
+            "by. Fix: build(..., num_data=len(train))."
+        )
+    if not isinstance(num_data, int) or num_data <= 0:
+        raise ValueError(
+            f"num_data={num_data!r}: expected the number of training examples, an integer above 0."
+        )
+    return num_data
+
+
+def wrap(
+    net: nn.Module, config: RankOneConfig, factors: Callable[[int, int, int], Factors]
+) -> nn.Module:
+    """Convert the chosen layers, with ``factors(members, inputs, outputs)`` for each."""
+
+    def fast_weight(layer: nn.Module, path: str) -> FastWeight:
+        weight: Any = layer.weight
+        made = factors(config.members, *widths(layer)).to(weight.device, weight.dtype)
+        return FastWeight(layer, made, path)
+
+    convert(net, fast_weight, config.include, config.exclude)
+    return net
+
+
+def ensemble_options(config: RankOneConfig) -> dict[str, Any]:
+    names = ("batch_mode", "spread_at", "fast_lr")
+    return {name: getattr(config, name) for name in names}

@@ -1,0 +1,103 @@
+r"""LP-BNN: the posterior of the fast weights, encoded in a small latent space per layer.
+
+.. math::
+    z_j \sim N(\mu(r_j), \sigma^2(r_j)), \quad \hat r_j = D z_j + d, \quad
+    W_j = W \odot (\hat r_j s_j^T)
+
+    L = \overline{NLL} + \frac{1}{L} \sum_{layers} \left( a \, KL(q(z|r) \| N(0, I))
+        + b \, \|r - \hat r\|^2 \right)
+
+KL and squared error are averaged over members, as the NLL is; the error is the expectation over z, in
+closed form. The three weightings (N training examples, m inputs of the layer):
+
+============  =====  ==========  ==========================================================
+weighting     a      b           what it is
+============  =====  ==========  ==========================================================
+``balanced``  1 / N  1 / m       the default: the KL of the bound, and a mean squared error
+                                 that binds r^ to r, so that members stay apart
+``equation``  1 / N  1 / N       the paper's equation to the letter, divided by N
+``authors``   1      1 / m       the released code; unstable at large learning rates
+============  =====  ==========  ==========================================================
+
+Franchi et al.: Encoding the latent posterior of Bayesian neural networks for uncertainty
+quantification, 2020.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from lpbnn.ensemble import FastWeightEnsemble
+from lpbnn.factors import LatentFactors
+from lpbnn.methods._rank_one import RankOneConfig, check_num_data, ensemble_options, wrap
+from lpbnn.model import Model, Terms
+
+Weighting = Literal["balanced", "equation", "authors"]
+
+# (weight of the KL, weight of the squared error) from the data N and a layer's inputs m
+WEIGHTINGS: dict[str, Callable[[int, int], tuple[float, float]]] = {
+    "balanced": lambda data, inputs: (1 / data, 1 / inputs),
+    "equation": lambda data, inputs: (1 / data, 1 / data),
+    "authors": lambda data, inputs: (1.0, 1 / inputs),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(RankOneConfig):
+    num_data: int | None = None  # N, required
+    weighting: Weighting = "balanced"
+    latent: int = 32
+    train_r: bool = True  # False keeps r as drawn; the autoencoder alone learns
+    log_variance: float = -4.0  # of z, before training
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weighting not in WEIGHTINGS:
+            raise ValueError(
+                f"weighting={self.weighting!r} is not known; choose one of {', '.join(WEIGHTINGS)}."
+            )
+        if self.latent < 1:
+            raise ValueError(f"latent={self.latent!r}: expected an integer of at least 1.")
+
+
+class LatentPosterior(FastWeightEnsemble):
+    """J members whose r^ is drawn from the latent posterior in every pass."""
+
+    def __init__(self, net: nn.Module, config: Config, **options: Any) -> None:
+        super().__init__(net, **options)
+        self.num_data = check_num_data(config.num_data, "lpbnn")
+        self.weighting = config.weighting
+
+    def penalties(self) -> Terms:
+        factors = [
+            layer.factors for layer in self.layers if isinstance(layer.factors, LatentFactors)
+        ]
+        kl, squared_error = LatentFactors.terms(factors)
+        weigh = WEIGHTINGS[self.weighting]
+        a, b = torch.tensor(
+            [weigh(self.num_data, f.inputs) for f in factors], device=kl.device, dtype=kl.dtype
+        ).unbind(1)
+        return {"kl": (a * kl).mean(), "reconstruction": (b * squared_error).mean()}
+
+
+def build(net: nn.Module, config: Config, **model_options: Any) -> Model:
+    check_num_data(config.num_data, "lpbnn")
+
+    def factors(members: int, inputs: int, outputs: int) -> LatentFactors:
+        return LatentFactors(
+            members,
+            inputs,
+            outputs,
+            latent=config.latent,
+            spread=config.spread,
+            init=config.init,
+            train_r=config.train_r,
+            log_variance=config.log_variance,
+        )
+
+    return LatentPosterior(
+        wrap(net, config, factors), config, **ensemble_options(config), **model_options
+    )

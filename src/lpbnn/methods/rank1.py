@@ -1,0 +1,68 @@
+r"""Rank-1 BNN: BatchEnsemble with a Gaussian over every entry of r and s.
+
+.. math::
+    W_j = W \odot (r_j s_j^T), \; r_j \sim N(\mu, \sigma^2), \; s_j \sim N(\mu, \sigma^2), \quad
+    L = \overline{NLL} + \tfrac{\beta}{N} \sum_{layers} KL(q \| N(1, 0.1^2))
+
+The KL is summed over the entries and averaged over members; beta grows from 0 to 1 over
+``anneal`` of training.
+
+Dusenberry et al.: Efficient and scalable Bayesian neural nets with rank-1 factors, ICML 2020.
+"""
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import nn
+
+from lpbnn.ensemble import FastWeightEnsemble
+from lpbnn.factors import GaussianFactors
+from lpbnn.methods._rank_one import RankOneConfig, check_num_data, ensemble_options, wrap
+from lpbnn.model import Model, Terms
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(RankOneConfig):
+    num_data: int | None = None  # N, required
+    std: float = 0.1  # initial standard deviation of r and s
+    prior_std: float = 0.1
+    anneal: float = 2 / 3  # share of the epochs over which the KL grows to its full weight
+
+
+class RankOne(FastWeightEnsemble):
+    """J members with Gaussian factors."""
+
+    def __init__(self, net: nn.Module, config: Config, **options: Any) -> None:
+        super().__init__(net, **options)
+        self.num_data = check_num_data(config.num_data, "rank1")
+        self.anneal = config.anneal
+        self.kl_weight = 1.0  # outside an engine that calls after_epoch: the full KL
+
+    def penalties(self) -> Terms:
+        kl = [
+            layer.factors.kl()
+            for layer in self.layers
+            if isinstance(layer.factors, GaussianFactors)
+        ]
+        return {"kl": torch.stack(kl).sum() * (self.kl_weight / self.num_data)}
+
+    def after_epoch(self, epoch: int, epochs: int) -> None:
+        self.kl_weight = min(1.0, (epoch + 1) / max(1.0, self.anneal * epochs))
+
+
+def build(net: nn.Module, config: Config, **model_options: Any) -> Model:
+    check_num_data(config.num_data, "rank1")
+
+    def factors(members: int, inputs: int, outputs: int) -> GaussianFactors:
+        return GaussianFactors(
+            members,
+            inputs,
+            outputs,
+            spread=config.spread,
+            init=config.init,
+            std=config.std,
+            prior_std=config.prior_std,
+        )
+
+    return RankOne(wrap(net, config, factors), config, **ensemble_options(config), **model_options)

@@ -1,0 +1,165 @@
+"""What every method gives back: a network, a likelihood, and a way to be uncertain."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from lpbnn.losses import Task, nll, split_gaussian
+
+Terms = dict[str, Tensor]
+Pass = Callable[..., Tensor]
+Readout = Callable[[Any], Tensor]
+
+
+class Model(nn.Module):
+    """The contract of all methods; ``lpbnn.predict`` and the engine know nothing else.
+
+    A method defines ``forward`` and, where it has them, its own ``loss`` terms, ``passes`` and hooks.
+
+    Args:
+        net: any module.
+        task: "classification", "segmentation" or "regression".
+        readout: takes the output tensor out of what ``net`` returns, where that is not a tensor.
+        ignore_index: the label that does not count (void pixels).
+        class_weights: one weight per class in the likelihood.
+    """
+
+    members: int = 1  # predictions that one pass gives
+    stochastic: bool = True  # whether a second pass differs from the first
+
+    def __init__(
+        self,
+        net: nn.Module,
+        task: Task = "classification",
+        readout: Readout | None = None,
+        ignore_index: int = -100,
+        class_weights: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.net = net
+        self.task: Task = task
+        self.readout = readout or read_output
+        self.ignore_index = ignore_index
+        self.register_buffer("class_weights", class_weights, persistent=False)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Every member's outputs for every example: (S, B, C, ...)."""
+        raise NotImplementedError
+
+    def loss(self, x: Any, y: Tensor) -> Terms:
+        """The training loss and its terms by name; ``loss`` is the sum of the others."""
+        args, kwargs = as_call(x)
+        outputs = self(*args, **kwargs)
+        return total(
+            nll=self.nll(outputs.flatten(0, 1), y.repeat(len(outputs), *(1,) * (y.dim() - 1)))
+        )
+
+    def nll(self, outputs: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Mean negative log-likelihood of rows of outputs."""
+        return nll(outputs, y, self.task, weights, self.class_weights, self.ignore_index)  # type: ignore[arg-type]
+
+    def passes(self, samples: int, width: int) -> Iterator[Pass]:
+        """Functions of the inputs that each stand for up to ``width`` members, fixed while in use.
+
+        Together they give ``samples`` draws of every member. A deterministic model gives one.
+        """
+        for _ in range(samples if self.stochastic else 1):
+            yield self
+
+    def likelihood(self, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Member outputs (S, B, ...) to what is averaged: probabilities, or means and variances."""
+        if self.task == "regression":
+            return split_gaussian(outputs)
+        wide = outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+        return wide.softmax(2), None
+
+    def parameter_groups(
+        self, weight_decay: float = 0.0, lr: float | None = None
+    ) -> list[dict[str, Any]]:
+        """Groups for any torch optimizer: what decays and what does not."""
+        return [_group("slow", list(self.parameters()), weight_decay, lr)]
+
+    def after_step(self) -> None:
+        """Called by the engine after every optimizer step."""
+
+    def after_epoch(self, epoch: int, epochs: int) -> None:
+        """Called by the engine after every epoch (0-based) of ``epochs``."""
+
+
+def _group(
+    name: str, parameters: list[nn.Parameter], weight_decay: float, lr: float | None
+) -> dict[str, Any]:
+    group: dict[str, Any] = {"name": name, "params": parameters, "weight_decay": weight_decay}
+    return group if lr is None else {**group, "lr": lr}
+
+
+def two_groups(
+    slow: list[nn.Parameter],
+    fast: list[nn.Parameter],
+    weight_decay: float,
+    lr: float | None,
+    fast_lr: float,
+) -> list[dict[str, Any]]:
+    """Slow weights decay; fast ones do not, and may learn at their own rate (a factor of ``lr``)."""
+    return [
+        _group("slow", slow, weight_decay, lr),
+        _group("fast", fast, 0.0, None if lr is None else lr * fast_lr),
+    ]
+
+
+def total(**terms: Tensor) -> Terms:
+    """{"loss": the sum, ...the terms}."""
+    loss = torch.stack([term.float() if term.dim() == 0 else term for term in terms.values()]).sum()
+    return {"loss": loss, **terms}
+
+
+def as_call(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A batch as the network takes it: a tensor, a tuple of arguments, or a mapping of keywords."""
+    if isinstance(x, Mapping):
+        return (), dict(x)
+    return tuple(x) if isinstance(x, tuple | list) else (x,), {}
+
+
+def batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """The examples in a call; refuses what no network of ours can take."""
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    if not tensors:
+        given = ", ".join(type(value).__name__ for value in (*args, *kwargs.values())) or "nothing"
+        raise TypeError(f"expected a tensor of inputs, got {given}. Fix: torch.as_tensor(...).")
+    first = tensors[0]
+    if first.dim() == 0:
+        raise ValueError("expected a batch, got a tensor without dimensions. Fix: x.unsqueeze(0).")
+    if torch.compiler.is_compiling():
+        return first.shape[0]  # looking at sizes would make the compiler specialise
+    if first.shape[0] == 0:
+        raise ValueError(f"the batch is empty: inputs of shape {tuple(first.shape)}.")
+    images = not first.is_floating_point() and not first.is_complex() and first.dim() >= 3
+    if first.dtype == torch.uint8 or (images and first.dtype != torch.bool):
+        raise TypeError(
+            f"expected floating-point inputs, got {first.dtype} of shape {tuple(first.shape)}. "
+            "Fix: x.float() / 255, then the normalisation the network was trained with."
+        )
+    return first.shape[0]
+
+
+def read_output(output: Any) -> Tensor:
+    """The tensor of outputs in what a network returns: itself, ["out"], ["logits"] or .logits."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, Mapping):
+        for key in ("out", "logits"):
+            if key in output:
+                return output[key]
+    logits = getattr(output, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits
+    given = (
+        f"a mapping with {list(output)}" if isinstance(output, Mapping) else type(output).__name__
+    )
+    raise TypeError(
+        f"the network returned {given}; expected a tensor, or a mapping with 'out' or 'logits'. "
+        "Fix: build(..., readout=lambda output: output[0])."
+    )
