@@ -1,0 +1,193 @@
+"""Published files, handled with care: fetched with a checksum, extracted and read as data only.
+
+Nothing here runs code that came with a file: archives are extracted with ``filter="data"`` and
+pickles are read by an unpickler that admits dictionaries, lists, strings, numbers and plain numpy
+arrays. Arrays are rebuilt here from their bytes; numpy's own unpickling is never called.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import re
+import tarfile
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+DEFAULT_ROOT = Path("data")  # where files are looked for when no root is given
+
+
+def md5(path: Path) -> str:
+    """The md5 of a file, as publishers print it.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = (path := Path(folder, "empty")).write_bytes(b"")
+    ...     md5(path)
+    'd41d8cd98f00b204e9800998ecf8427e'
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def fetch(urls: Sequence[str], checksum: str, target: Path) -> Path:
+    """Download `target` from the first of `urls` that answers with the file of this md5.
+
+    A file that is already there and has the right md5 is left alone.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = (path := Path(folder, "empty")).write_bytes(b"")
+    ...     fetch([], "d41d8cd98f00b204e9800998ecf8427e", path).name
+    'empty'
+    """
+    if target.is_file() and md5(target) == checksum:
+        return target
+    import pooch
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    failures = []
+    for url in urls:
+        try:
+            pooch.retrieve(url, f"md5:{checksum}", fname=target.name, path=target.parent)
+            return target
+        except (OSError, ValueError) as error:  # no network, not found; the wrong bytes
+            failures.append(f"{url}: {error}")
+    tried = "; ".join(failures) or "no address is known"
+    raise OSError(
+        f"{target} could not be downloaded ({tried}). Fetch it by hand, expected md5 {checksum}, "
+        f"and put it there."
+    )
+
+
+def extract(archive: Path, folder: str, root: Path) -> Path:
+    """Extract `folder` of a tar archive to `root / folder`: the whole of it, or nothing.
+
+    >>> with tempfile.TemporaryDirectory() as tmp:
+    ...     root = Path(tmp)
+    ...     _ = (root / "note").write_text("hello")
+    ...     with tarfile.open(root / "a.tar.gz", "w:gz") as tar:
+    ...         tar.add(root / "note", "set/note")
+    ...     (extract(root / "a.tar.gz", "set", root) / "note").read_text()
+    'hello'
+    """
+    # A folder that appears by one rename cannot be left half full by an interruption.
+    with tempfile.TemporaryDirectory(dir=root, prefix=".extracting-") as scratch:
+        try:
+            with tarfile.open(archive) as tar:
+                tar.extractall(scratch, filter="data")
+        except (tarfile.TarError, EOFError, OSError) as error:
+            raise ValueError(
+                f"{archive} could not be extracted: {error}. Delete it and download it again."
+            ) from error
+        if not Path(scratch, folder).is_dir():
+            found = ", ".join(sorted(p.name for p in Path(scratch).iterdir())) or "nothing"
+            raise ValueError(f"{archive} holds {found}; expected a folder {folder!r}.")
+        return Path(scratch, folder).rename(root / folder)
+
+
+def unpickle(path: Path) -> dict[str, Any]:
+    """The dictionary in a published pickle, with string keys; whatever is not data is refused.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "batch")
+    ...     _ = path.write_bytes(pickle.dumps({b"data": np.arange(3, dtype=np.uint8)}))
+    ...     unpickle(path)
+    ...     _ = path.write_bytes(pickle.dumps({"data": print}))
+    ...     unpickle(path)
+    Traceback (most recent call last):
+    ...
+    ValueError: /.../batch cannot be read as published data: it asks for builtins.print. ...
+    """
+    try:
+        with path.open("rb") as file:
+            # Python 2 wrote the published files: its strings are bytes, and latin1 keeps each byte.
+            content = _unwrap(_DataUnpickler(file, encoding="latin1").load())
+    except Exception as error:  # a damaged pickle may raise anything
+        raise ValueError(
+            f"{path} cannot be read as published data: {error}. It has {path.stat().st_size:,} "
+            "bytes; if that is too few it was cut short: delete it and get it again."
+        ) from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}; expected a dictionary.")
+    return {_text(key): value for key, value in content.items()}
+
+
+def _text(key: Any) -> str:
+    return key.decode("latin1") if isinstance(key, bytes) else str(key)
+
+
+def _bytes(raw: Any) -> bytes:
+    return raw.encode("latin1") if isinstance(raw, str) else bytes(raw)
+
+
+class _Dtype:
+    """Stands in for `numpy.dtype`: fixed-size numbers and nothing else."""
+
+    def __init__(self, code: str, align: object = False, copy: object = False) -> None:
+        if re.fullmatch(r"[|<>=]?(b1|[iu][1248]|f[248])", code) is None:
+            raise pickle.UnpicklingError(f"it holds an array of type {code!r}, not of numbers")
+        self.value = np.dtype(code)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, order, subarray, names, fields, *_ = state
+        if (subarray, names, fields) != (None, None, None):
+            raise pickle.UnpicklingError("it holds an array of records, not of numbers")
+        self.value = self.value.newbyteorder(order)
+
+
+class _Array:
+    """Stands in for `numpy.ndarray`: bytes, a type and a shape that must agree."""
+
+    value: np.ndarray
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, dtype, fortran, raw = state
+        order = "F" if fortran else "C"
+        self.value = np.frombuffer(_bytes(raw), dtype.value).reshape(shape, order=order)
+
+
+def _reconstruct(kind: object, shape: object, code: object) -> _Array:
+    if kind is not _Array:
+        raise pickle.UnpicklingError(f"it holds a {kind!r} where an array was expected")
+    return _Array()
+
+
+def _frombuffer(raw: Any, dtype: _Dtype, shape: tuple[int, ...], order: str) -> _Array:
+    array = _Array()
+    array.__setstate__((1, shape, dtype, order == "F", raw))
+    return array
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    """How Python 3 writes bytes in the old pickle protocols: ``_codecs.encode(text, "latin1")``."""
+    return text.encode("latin1")
+
+
+_ADMITTED: dict[tuple[str, str], Callable[..., object]] = {
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Dtype,
+    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy.core.numeric", "_frombuffer"): _frombuffer,
+    ("numpy._core.numeric", "_frombuffer"): _frombuffer,
+    ("_codecs", "encode"): _encode,
+}
+
+
+class _DataUnpickler(pickle.Unpickler):
+    """An unpickler for which every name outside `_ADMITTED` does not exist."""
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        if (module, name) not in _ADMITTED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return _ADMITTED[module, name]
+
+
+def _unwrap(content: Any) -> Any:
+    """The same content with arrays in the place of their stand-ins."""
+    if isinstance(content, dict):
+        return {key: _unwrap(value) for key, value in content.items()}
+    return content.value if isinstance(content, _Array) else content

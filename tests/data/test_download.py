@@ -1,0 +1,124 @@
+"""Fetching, extracting and unpickling published files; the server is this machine."""
+
+import io
+import pickle
+import tarfile
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lpbnn.data import _download
+
+
+def test_python_2_strings_are_bytes(tmp_path: Path) -> None:
+    """The published files hold Python 2 strings (opcode U) and numpy's old module names."""
+    raw = (
+        b"\x80\x02}(U\x04datacnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85U\x01b"
+        b"tR(K\x01K\x02K\x03\x86cnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|NNNJ\xff\xff\xff\xff"
+        b"J\xff\xff\xff\xffK\x00tb\x89U\x06\x00\x7f\x80\xfe\xff\x01tbu."
+    )
+    (path := tmp_path / "batch").write_bytes(raw)
+    assert _download.unpickle(path)["data"].tolist() == [[0, 127, 128], [254, 255, 1]]
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (exec, ("raise SystemExit('the pickle ran code')",))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {b"data": Evil()},
+        {b"data": np.array([Evil()], dtype=object)},
+        {b"data": np.zeros(2, dtype=[("x", "u1")])},
+        {b"data": np.zeros(2, dtype="U3")},
+        {b"data": Path("/")},
+        {b"data": {1, 2}.__class__},
+        [1, 2],
+    ],
+)
+@pytest.mark.parametrize("protocol", [2, 5])
+def test_a_pickle_of_anything_else_is_refused(
+    tmp_path: Path, content: object, protocol: int
+) -> None:
+    (path := tmp_path / "batch").write_bytes(pickle.dumps(content, protocol=protocol))
+    with pytest.raises(ValueError, match=r"cannot be read as published data|holds a list"):
+        _download.unpickle(path)
+
+
+def test_an_array_whose_bytes_do_not_fill_its_shape_is_refused(tmp_path: Path) -> None:
+    raw = pickle.dumps({"data": np.zeros((2, 3), np.uint8)}, protocol=3)
+    (path := tmp_path / "batch").write_bytes(raw.replace(b"K\x02K\x03\x86", b"K\x7fK\x7f\x86"))
+    with pytest.raises(ValueError, match="cannot be read as published data: cannot reshape"):
+        _download.unpickle(path)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """A folder and the address under which this machine serves it."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    folder = tmp_path / "served"
+    folder.mkdir()
+    http = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield folder, f"http://127.0.0.1:{http.server_port}"
+    http.shutdown()
+    thread.join()
+    http.server_close()
+
+
+def test_a_file_is_fetched_once(tmp_path: Path, server: tuple[Path, str]) -> None:
+    served, address = server
+    (served / "file").write_bytes(b"published")
+    checksum = _download.md5(served / "file")
+    # The first host does not have the file: the next one is asked.
+    urls = [f"{address}/gone/file", f"{address}/file"]
+    path = _download.fetch(urls, checksum, tmp_path / "new" / "file")
+    assert path.read_bytes() == b"published"
+    (served / "file").unlink()
+    assert _download.fetch(urls, checksum, path) == path
+
+
+def test_a_wrong_download_is_refused(tmp_path: Path, server: tuple[Path, str]) -> None:
+    served, address = server
+    (served / "file").write_bytes(b"something else")
+    with pytest.raises(
+        OSError, match=r"could not be downloaded.*Fetch it by hand, expected md5 00"
+    ):
+        _download.fetch([f"{address}/file"], "00", tmp_path / "file")
+    assert not (tmp_path / "file").exists()
+
+
+def test_no_network_is_an_error_with_the_address(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"could not be downloaded \(http://127\.0\.0\.1:9/file"):
+        _download.fetch(["http://127.0.0.1:9/file"], "00", tmp_path / "file")
+
+
+def test_an_archive_cannot_write_outside(tmp_path: Path) -> None:
+    (root := tmp_path / "root").mkdir()
+    with tarfile.open(archive := tmp_path / "a.tar", "w") as tar:
+        info = tarfile.TarInfo("../../escaped")
+        info.size = 1
+        tar.addfile(info, io.BytesIO(b"x"))
+    with pytest.raises(ValueError, match=r"could not be extracted: .*outside the destination"):
+        _download.extract(archive, "set", root)
+    assert list(root.iterdir()) == []
+
+
+def test_an_archive_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with tarfile.open(archive := tmp_path / "a.tar", "w") as tar:
+        tar.add(tmp_path / "other", "other")
+    with pytest.raises(ValueError, match="holds other; expected a folder 'set'"):
+        _download.extract(archive, "set", tmp_path)
