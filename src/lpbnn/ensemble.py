@@ -70,7 +70,7 @@ class FastWeightEnsemble(Model):
                 raise ValueError(f"spread_at={stage!r} is no module of the network.") from error
             module.register_forward_pre_hook(self._spread_at, with_kwargs=True)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+    def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
         return gather(self.rows(args, kwargs, draw_layers(self.layers), "repeat"), self.members)
 
     def rows(

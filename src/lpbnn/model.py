@@ -1,13 +1,16 @@
 """What every method gives back: a network, a likelihood, and a way to be uncertain."""
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from lpbnn.losses import Task, nll, split_gaussian
+
+if TYPE_CHECKING:
+    from lpbnn.predict import Prediction
 
 Terms = dict[str, Tensor]
 Pass = Callable[..., Tensor]
@@ -17,7 +20,8 @@ Readout = Callable[[Any], Tensor]
 class Model(nn.Module):
     """The contract of all methods; ``lpbnn.predict`` and the engine know nothing else.
 
-    A method defines ``forward`` and, where it has them, its own ``loss`` terms, ``passes`` and hooks.
+    A method defines ``outputs`` and, where it has them, its own ``loss``, ``passes``, ``likelihood``,
+    ``score``, ``parameter_groups`` and hooks.
 
     Args:
         net: any module.
@@ -45,8 +49,13 @@ class Model(nn.Module):
         self.ignore_index = ignore_index
         self.register_buffer("class_weights", class_weights, persistent=False)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Every member's outputs for every example: (S, B, C, ...)."""
+    # The first argument has a name so that torch.export's dynamic_shapes can be given as usual.
+    def forward(self, x: Any = None, *args: Any, **kwargs: Any) -> Tensor:
+        """Every member's outputs for every example, (S, B, C, ...); arguments are the network's."""
+        return self.outputs(*(args if x is None else (x, *args)), **kwargs)
+
+    def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
+        """What a method defines: the outputs (S, B, C, ...) of its members."""
         raise NotImplementedError
 
     def loss(self, x: Any, y: Tensor) -> Terms:
@@ -82,11 +91,20 @@ class Model(nn.Module):
         """Groups for any torch optimizer: what decays and what does not."""
         return [_group("slow", list(self.parameters()), weight_decay, lr)]
 
-    def after_step(self) -> None:
-        """Called by the engine after every optimizer step."""
+    def score(self, prediction: "Prediction") -> Tensor:
+        """How strange each input looks, higher is stranger: 1 - max probability, or the variance."""
+        if self.task == "regression":
+            return prediction.total.sum(-1)
+        return 1 - prediction.confidence
 
-    def after_epoch(self, epoch: int, epochs: int) -> None:
-        """Called by the engine after every epoch (0-based) of ``epochs``."""
+    def before_epoch(self, epoch: int, epochs: int) -> None:
+        """A training loop calls this before every epoch (from 0) of ``epochs``: annealing."""
+
+    def after_step(self) -> None:
+        """A training loop calls this after every optimizer step: moving averages."""
+
+    def after_fit(self, batches: Iterable[tuple[Any, Tensor]]) -> None:
+        """A training loop calls this at the end, with the training batches: last statistics."""
 
 
 def _group(

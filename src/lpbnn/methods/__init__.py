@@ -6,9 +6,9 @@ A method file has, in this order,
 - ``Config``: a frozen dataclass with a default for every option of the method;
 - ``build(net, config, **model_options) -> Model``: wraps the network.
 
-Its model (see ``lpbnn.model.Model``) defines ``forward`` and, where needed, its own ``loss``,
-``passes``, ``likelihood``, ``parameter_groups``, ``after_step`` and ``after_epoch``. Nothing else in
-the project names a method. Folders added to ``lpbnn.methods.__path__`` are searched too.
+Its model (see ``lpbnn.model.Model``) defines ``outputs`` and, where needed, its own ``loss``,
+``passes``, ``likelihood``, ``score``, ``parameter_groups`` and the hooks ``before_epoch``,
+``after_step`` and ``after_fit``. Nothing else in the project names a method. Folders added to ``lpbnn.methods.__path__`` are searched too.
 """
 
 import dataclasses

@@ -30,7 +30,7 @@ class Plain(Model):
 
     stochastic = False
 
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+    def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
         batch_size(args, kwargs)
         return self.readout(self.net(*args, **kwargs)).unsqueeze(0)
 

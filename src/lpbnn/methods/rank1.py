@@ -37,7 +37,7 @@ class RankOne(FastWeightEnsemble):
         super().__init__(net, **options)
         self.num_data = check_num_data(config.num_data, "rank1")
         self.anneal = config.anneal
-        self.kl_weight = 1.0  # outside an engine that calls after_epoch: the full KL
+        self.kl_weight = 1.0  # in a loop that never calls before_epoch: the full KL
 
     def penalties(self) -> Terms:
         kl = [
@@ -47,7 +47,7 @@ class RankOne(FastWeightEnsemble):
         ]
         return {"kl": torch.stack(kl).sum() * (self.kl_weight / self.num_data)}
 
-    def after_epoch(self, epoch: int, epochs: int) -> None:
+    def before_epoch(self, epoch: int, epochs: int) -> None:
         self.kl_weight = min(1.0, (epoch + 1) / max(1.0, self.anneal * epochs))
 
 
