@@ -1,0 +1,130 @@
+r"""Does a confidence of 0.8 mean right eight times in ten? ECE and the reliability diagram.
+
+Bins are equal-width and closed above, :math:`B_b = (\frac{b-1}{B}, \frac{b}{B}]`, with
+:math:`B = 15`; the confidence is the largest class probability.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lpbnn.metrics import _base as base
+from lpbnn.metrics._tally import ProbabilityTally, bin_edges
+
+
+@dataclass(frozen=True, eq=False)
+class ReliabilityBins:
+    """The bars of a reliability diagram; ``confidence`` and ``accuracy`` are NaN in empty bins."""
+
+    edges: Tensor
+    """(B + 1,) float64: bin b is ``(edges[b], edges[b + 1]]``."""
+    confidence: Tensor
+    """(B,) float64: mean confidence of the bin's examples."""
+    accuracy: Tensor
+    """(B,) float64: share of the bin's examples that are right."""
+    count: Tensor
+    """(B,) int64: number of the bin's examples."""
+
+    @property
+    def ece(self) -> float:
+        """The expected calibration error of these bins.
+
+        >>> reliability(torch.tensor([[0.8, 0.2], [0.8, 0.2]]), torch.tensor([0, 1])).ece
+        0.300...
+        """
+        gap = (self.accuracy - self.confidence).abs().nan_to_num(0)
+        return float((gap * self.count).sum() / self.count.sum())
+
+
+class ECE(ProbabilityTally):
+    """Streaming :func:`ece`: 15 bins of state, whatever the number of examples.
+
+    >>> metric = ECE()
+    >>> metric.update(torch.tensor([[0.8, 0.2]]), torch.tensor([0]))
+    >>> metric.update(torch.tensor([[0.8, 0.2]]), torch.tensor([1]))
+    >>> round(float(metric.compute()), 4)
+    0.3
+    """
+
+    higher_is_better: bool | None = False
+
+    def compute(self) -> Tensor:
+        """The ECE of everything seen, a float64 scalar."""
+        return self.values()["ece"]
+
+    def reliability(self) -> ReliabilityBins:
+        """The reliability diagram of everything seen, on the CPU; see :func:`reliability`."""
+        return reliability_of(self)
+
+
+def reliability_of(metric: ProbabilityTally) -> ReliabilityBins:
+    """The reliability diagram of what ``metric`` has seen, over all processes."""
+    with metric.sync_context(dist_sync_fn=metric.dist_sync_fn):
+        metric.checked()
+        count, correct = metric.counts.cpu()
+        confidence = metric.confidence.cpu()
+    edges = bin_edges(metric.num_bins, torch.float64)
+    return ReliabilityBins(edges, confidence / count, correct.double() / count, count)
+
+
+def ece(
+    probs: Tensor, labels: Tensor, *, num_bins: int = 15, ignore_index: base.IgnoreIndex = None
+) -> float:
+    r"""Expected calibration error: the gap between confidence and accuracy, weighted by bin.
+
+    .. math:: \mathrm{ECE} = \sum_{b=1}^{B} \frac{|B_b|}{N}
+              \left|\mathrm{acc}(B_b) - \mathrm{conf}(B_b)\right|
+
+    ``probs`` is (N, C) or (N, C, H, W), ``labels`` (N,) or (N, H, W).
+
+    >>> ece(torch.tensor([[0.8, 0.2], [0.8, 0.2]]), torch.tensor([0, 1]))
+    0.300...
+    """
+    metric = ECE(num_bins=num_bins, ignore_index=ignore_index)
+    return float(base.seen_once(metric, probs, labels).compute())
+
+
+def reliability(
+    probs: Tensor, labels: Tensor, *, num_bins: int = 15, ignore_index: base.IgnoreIndex = None
+) -> ReliabilityBins:
+    r"""Per bin: mean confidence, accuracy and count, the bars of a reliability diagram.
+
+    .. math:: \mathrm{conf}(B_b) = \frac{1}{|B_b|} \sum_{i \in B_b} \max_c p_{ic}, \quad
+              \mathrm{acc}(B_b) = \frac{1}{|B_b|} \sum_{i \in B_b} [\hat y_i = y_i]
+
+    >>> bins = reliability(torch.tensor([[0.9, 0.1], [0.7, 0.3]]), torch.tensor([0, 1]), num_bins=4)
+    >>> bins.confidence, bins.accuracy, bins.count
+    (tensor([   nan,    nan, 0.7000, 0.9000], dtype=torch.float64),
+     tensor([nan, nan, 0., 1.], dtype=torch.float64),
+     tensor([0, 0, 1, 1]))
+    """
+    metric = ECE(num_bins=num_bins, ignore_index=ignore_index)
+    return base.seen_once(metric, probs, labels).reliability()
+
+
+def corruption_means(results: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    r"""cA and cE: accuracy and ECE averaged over the corruption sets, each set counting once.
+
+    .. math:: \mathrm{cA} = \frac{1}{K} \sum_k \mathrm{accuracy}_k, \quad
+              \mathrm{cE} = \frac{1}{K} \sum_k \mathrm{ECE}_k
+
+    ``results`` holds what :class:`ClassificationMetrics` computed on each set (15 corruptions x 5
+    severities: 75 sets).
+
+    >>> corruption_means([{"accuracy": 0.9, "ece": 0.25}, {"accuracy": 0.5, "ece": 0.5}])
+    {'ca': 0.7, 'ce': 0.375}
+    """
+    sets = list(results)
+    base.require(
+        all("accuracy" in one and "ece" in one for one in sets) and bool(sets),
+        f"{len(sets)} results with keys {sorted({key for one in sets for key in one})}",
+        "at least one result, each with 'accuracy' and 'ece'",
+        "pass ClassificationMetrics().compute() of every corruption set",
+    )
+    return {
+        short: math.fsum(one[key] for one in sets) / len(sets)
+        for short, key in (("ca", "accuracy"), ("ce", "ece"))
+    }

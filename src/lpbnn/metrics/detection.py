@@ -1,0 +1,222 @@
+r"""Does the score tell out-of-distribution inputs from the others? AUROC, AUPR, FPR at 95 % TPR.
+
+**Out-of-distribution is the positive class, and a higher score means more out-of-distribution**
+(1 - max probability, an entropy, ...). With :math:`\mathrm{TP}_k, \mathrm{FP}_k` the numbers of
+positives and negatives scored at or above the k-th largest *distinct* score: examples with equal
+scores always move together, so nothing depends on the order of the data.
+
+Scores may be any reals: torchmetrics' own AUROC is not used, because it passes scores outside
+[0, 1] through a float32 sigmoid, where scores of 100 and 101 become equal.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics.utilities import dim_zero_cat
+
+from lpbnn.metrics import _base as base
+
+KEYS = ("auroc", "aupr", "fpr95")
+
+
+def check_scores(scores: Tensor, is_ood: Tensor, valid: Tensor | None = None) -> None:
+    """``scores`` floating point, ``is_ood`` (and ``valid``) boolean, all of one shape."""
+    base.check_floating("scores", scores)
+    for name, mask in (("is_ood", is_ood), ("valid", valid)):
+        if mask is None:
+            continue
+        base.require(
+            isinstance(mask, Tensor) and mask.dtype == torch.bool,
+            f"{name} is {getattr(mask, 'dtype', type(mask).__name__)}",
+            "a boolean tensor, so that there is no doubt which class is positive",
+            "pass for instance labels == ood_class",
+        )
+        base.require(
+            mask.shape == scores.shape,
+            f"{name} has shape {tuple(mask.shape)} while scores has {tuple(scores.shape)}",
+            "the same shape",
+            "pass the scores and the masks of the same examples",
+        )
+
+
+def areas(positives: Tensor, negatives: Tensor) -> Tensor:
+    """(AUROC, AUPR, FPR95) from the numbers of positives and negatives at each score, descending.
+
+    One place for all three, whether a step is one distinct score or one bin of a histogram. Steps
+    without examples change nothing. NaN where a class is missing.
+
+    >>> areas(torch.tensor([1, 1, 0]), torch.tensor([0, 1, 2]))
+    tensor([0.9167, 0.8333, 0.3333], dtype=torch.float64)
+    """
+    tp, fp, real = positives.cumsum(0), negatives.cumsum(0), base.wide(positives.device)
+    all_positives, all_negatives = positives.sum().to(real), negatives.sum().to(real)
+    # Each negative meets the positives above it as wins for them, and its equals as half a win.
+    wins = (negatives.to(real) * (tp.to(real) - positives.to(real) / 2)).sum()
+    auroc = wins / all_negatives / all_positives
+    aupr = (positives * (tp.to(real) / (tp + fp).clamp_min(1))).sum() / all_positives
+    # 20 TP >= 19 P in integers: .95 is not a binary fraction. FP only grows: first is smallest.
+    reached = 20 * tp >= 19 * positives.sum()
+    fpr95 = fp.where(reached, negatives.sum()).amin() / all_negatives
+    fpr95 = fpr95.where(all_positives > 0, torch.nan)
+    return torch.stack([auroc, aupr, fpr95])
+
+
+def ranked(scores: Tensor, is_ood: Tensor, valid: Tensor | None = None) -> Tensor:
+    """(AUROC, AUPR, FPR95) of a flat list of scores, exactly, without a device sync.
+
+    >>> ranked(torch.tensor([0.1, 0.1, 0.9]), torch.tensor([False, True, True]))
+    tensor([0.7500, 0.8333, 1.0000], dtype=torch.float64)
+    """
+    if valid is None:
+        valid = torch.ones_like(is_ood)
+    else:  # what is not valid sorts last and weighs nothing
+        scores = scores.where(valid, -torch.inf)
+    scores, order = scores.sort(descending=True)
+    step = torch.zeros_like(order)
+    step[1:] = (scores[1:] != scores[:-1]).cumsum(0)
+    positives = base.tally(step, (is_ood & valid)[order].long(), len(step))
+    negatives = base.tally(step, (~is_ood & valid)[order].long(), len(step))
+    return areas(positives, negatives)
+
+
+def require_both(positives: int, negatives: int) -> None:
+    """Raise a ``ValueError`` when there is nothing to tell apart."""
+    base.require(
+        positives > 0 and negatives > 0,
+        f"{positives} out-of-distribution and {negatives} in-distribution examples were scored",
+        "at least one of each",
+        "update with both data sets (is_ood all False, then all True) before compute()",
+    )
+
+
+def require_no_nan(count: int) -> None:
+    """Raise a ``ValueError`` for NaN scores, which have no rank."""
+    base.require(
+        count == 0,
+        f"{count} scores are NaN",
+        "real numbers",
+        "check the network's outputs; infinite scores are allowed",
+    )
+
+
+class ScoreList(base.StreamingMetric):
+    """Every score seen, 16 bytes each, and the three metrics of their ranking."""
+
+    scores: list[Tensor]
+    is_ood: list[Tensor]
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_state("scores", [], dist_reduce_fx="cat")
+        self.add_state("is_ood", [], dist_reduce_fx="cat")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of both states: a DDP rank that saw nothing sends an empty tensor of it."""
+        return torch.float64
+
+    def update(self, scores: Tensor, is_ood: Tensor) -> None:
+        """Add a batch of any shape: ``scores`` floating point, ``is_ood`` boolean."""
+        check_scores(scores, is_ood)
+        self.scores.append(scores.detach().flatten().to(self.device).to(self.dtype))
+        self.is_ood.append(is_ood.flatten().to(self.device).to(self.dtype))
+
+    def values(self) -> dict[str, Tensor]:
+        """All three metrics, as float64 scalars."""
+        base.require_seen(len(self.scores), self, "scores")
+        scores, is_ood = dim_zero_cat(self.scores), dim_zero_cat(self.is_ood).bool()
+        require_no_nan(int(scores.isnan().sum()))
+        require_both(int(is_ood.sum()), int((~is_ood).sum()))
+        return dict(zip(KEYS, ranked(scores, is_ood), strict=True))
+
+
+class DetectionMetrics(ScoreList):
+    """AUROC, AUPR and FPR95 together, exactly; keeps 16 bytes per example.
+
+    For more than some tens of millions of scores (the pixels of a segmentation set) use
+    :class:`PooledDetectionMetrics`, whose memory is bounded.
+
+    >>> metrics = DetectionMetrics()
+    >>> metrics.update(torch.tensor([0.1, 0.3]), torch.tensor([False, False]))
+    >>> metrics.update(torch.tensor([0.2, 0.9]), torch.tensor([True, True]))
+    >>> {key: round(value, 4) for key, value in metrics.compute().items()}
+    {'auroc': 0.75, 'aupr': 0.8333, 'fpr95': 0.5}
+    """
+
+    def compute(self) -> dict[str, float]:
+        """``{"auroc", "aupr", "fpr95"}`` of everything seen; ``ValueError`` if a class is missing."""
+        return {key: float(value) for key, value in self.values().items()}
+
+
+class AUROC(ScoreList):
+    """Streaming :func:`auroc`."""
+
+    higher_is_better: bool | None = True
+
+    def compute(self) -> Tensor:
+        """The AUROC of everything seen, a float64 scalar."""
+        return self.values()["auroc"]
+
+
+class AUPR(ScoreList):
+    """Streaming :func:`aupr`."""
+
+    higher_is_better: bool | None = True
+
+    def compute(self) -> Tensor:
+        """The average precision of everything seen, a float64 scalar."""
+        return self.values()["aupr"]
+
+
+class FPR95(ScoreList):
+    """Streaming :func:`fpr95`."""
+
+    higher_is_better: bool | None = False
+
+    def compute(self) -> Tensor:
+        """The FPR at 95 % TPR of everything seen, a float64 scalar."""
+        return self.values()["fpr95"]
+
+
+def auroc(scores: Tensor, is_ood: Tensor) -> float:
+    r"""Probability that an out-of-distribution example outscores another one (ties count half).
+
+    .. math:: \mathrm{AUROC} = P(s_+ > s_-) + \tfrac{1}{2} P(s_+ = s_-)
+
+    ``ValueError`` if one of the two classes is missing.
+
+    >>> auroc(torch.tensor([0.1, 0.3, 0.2, 0.9]), torch.tensor([False, False, True, True]))
+    0.75
+    """
+    return float(base.seen_once(AUROC(), scores, is_ood).compute())
+
+
+def aupr(scores: Tensor, is_ood: Tensor) -> float:
+    r"""Area under the precision-recall curve as average precision (no interpolation).
+
+    .. math:: \mathrm{AP} = \sum_k (R_k - R_{k-1}) P_k, \quad
+              P_k = \frac{\mathrm{TP}_k}{\mathrm{TP}_k + \mathrm{FP}_k}, \quad
+              R_k = \frac{\mathrm{TP}_k}{\mathrm{TP}_\infty}
+
+    ``ValueError`` if one of the two classes is missing.
+
+    >>> aupr(torch.tensor([0.1, 0.3, 0.2, 0.9]), torch.tensor([False, False, True, True]))
+    0.8333...
+    """
+    return float(base.seen_once(AUPR(), scores, is_ood).compute())
+
+
+def fpr95(scores: Tensor, is_ood: Tensor) -> float:
+    r"""False-positive rate at the first (highest) threshold whose true-positive rate reaches .95.
+
+    .. math:: \mathrm{FP}_{k^*} / \mathrm{FP}_\infty, \quad
+              k^* = \min \{k : \mathrm{TP}_k \ge 0.95\, \mathrm{TP}_\infty\}
+
+    No interpolation between thresholds; the anomaly-seg code takes the *nearest* rate to .95
+    instead. ``ValueError`` if one of the two classes is missing.
+
+    >>> fpr95(torch.tensor([0.1, 0.3, 0.2, 0.9]), torch.tensor([False, False, True, True]))
+    0.5
+    """
+    return float(base.seen_once(FPR95(), scores, is_ood).compute())

@@ -1,0 +1,127 @@
+"""What each metric is called, which way is better and by which convention: for tables and reports."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Direction = Literal["higher", "lower", "target"]
+
+
+@dataclass(frozen=True)
+class MetricInfo:
+    """How to show one metric. Values are always stored as computed: shares in [0, 1], not percents."""
+
+    key: str
+    title: str
+    direction: Direction
+    convention: str
+    digits: int = 4
+    percent: bool = False
+    target: float | None = None
+
+    @property
+    def unit(self) -> str:
+        """``"%"`` for the shares that are shown as percents."""
+        return "%" if self.percent else ""
+
+    @property
+    def arrow(self) -> str:
+        """For a table's head.
+
+        >>> METRICS["accuracy"].arrow, METRICS["ece"].arrow, METRICS["coverage"].arrow
+        ('↑', '↓', '→ 0.95')
+        """
+        return {"higher": "↑", "lower": "↓", "target": f"→ {self.target}"}[self.direction]
+
+    def format(self, value: float) -> str:
+        """``value`` as a table shows it, without its unit.
+
+        >>> METRICS["accuracy"].format(0.96331), METRICS["ece"].format(0.00942)
+        ('96.33', '0.0094')
+        """
+        return f"{value * 100 if self.percent else value:.{self.digits}f}"
+
+    def badness(self, value: float) -> float:
+        """A number that is smaller for a better value: what to sort by, and whose minimum to bold.
+
+        >>> min([0.91, 0.99, 0.94], key=METRICS["coverage"].badness)
+        0.94
+        """
+        if self.target is not None:
+            return abs(value - self.target)
+        return -value if self.direction == "higher" else value
+
+
+_OOD = "OOD is the positive class"
+_PAIRS = "mean over the pairs of members"
+
+METRICS: dict[str, MetricInfo] = {
+    info.key: info
+    for info in (
+        MetricInfo(
+            "accuracy",
+            "Accuracy",
+            "higher",
+            "share of examples whose most probable class is the label",
+            digits=2,
+            percent=True,
+        ),
+        MetricInfo(
+            "nll",
+            "NLL",
+            "lower",
+            "mean negative log-likelihood in nats; regression: of the equal Gaussian mixture",
+        ),
+        MetricInfo(
+            "brier", "Brier", "lower", "squared error of the probabilities, summed over classes"
+        ),
+        MetricInfo(
+            "ece", "ECE", "lower", "15 equal-width bins (lo, hi], weighted by the bin's share"
+        ),
+        MetricInfo("auroc", "AUROC", "higher", f"{_OOD}; ties count half"),
+        MetricInfo("aupr", "AUPR", "higher", f"{_OOD}; average precision, no interpolation"),
+        MetricInfo(
+            "fpr95",
+            "FPR95",
+            "lower",
+            f"{_OOD}; FPR at the first threshold whose TPR reaches .95",
+        ),
+        MetricInfo(
+            "ca",
+            "cA",
+            "higher",
+            "accuracy, unweighted mean over the corruption sets",
+            digits=2,
+            percent=True,
+        ),
+        MetricInfo("ce", "cE", "lower", "ECE, unweighted mean over the corruption sets"),
+        MetricInfo(
+            "miou",
+            "mIoU",
+            "higher",
+            "IoU over the data set, mean over the classes that occur; void pixels left out",
+            digits=2,
+            percent=True,
+        ),
+        MetricInfo("ratio_error", "Ratio-error", "higher", f"(N10 + N01) / N00, {_PAIRS}"),
+        MetricInfo(
+            "q_statistic",
+            "Q-statistic",
+            "lower",
+            f"(N11 N00 - N10 N01) / (N11 N00 + N10 N01), {_PAIRS}",
+        ),
+        MetricInfo(
+            "correlation", "Correlation", "lower", f"Pearson, of the error vectors, {_PAIRS}"
+        ),
+        MetricInfo(
+            "disagreement", "Disagreement", "higher", f"share of different labels, {_PAIRS}"
+        ),
+        MetricInfo("rmse", "RMSE", "lower", "of the mixture's mean, in the target's unit"),
+        MetricInfo(
+            "coverage",
+            "Coverage",
+            "target",
+            "share of targets in the mixture's central 95 % interval",
+            target=0.95,
+        ),
+    )
+}

@@ -1,0 +1,138 @@
+r"""How good a predicted distribution of a number is: mixture NLL, RMSE, coverage.
+
+Each member s predicts a Gaussian; the prediction of the ensemble is their equal mixture,
+
+.. math:: p(y \mid x) = \frac{1}{S} \sum_s \mathcal{N}(y;\, \mu_s(x),\, \sigma_s^2(x)).
+
+Everything takes ``means`` and ``variances`` (S, N) and ``targets`` (N,); S = 1 is one Gaussian.
+With targets (N, D), each of the N x D numbers counts as one target with its own marginal.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lpbnn.metrics import _base as base
+
+
+class RegressionMetrics(base.StreamingMetric):
+    """NLL, RMSE and coverage together, from three sums.
+
+    >>> metrics = RegressionMetrics()
+    >>> metrics.update(torch.zeros(2, 3), torch.ones(2, 3), torch.tensor([0.0, 1.0, 3.0]))
+    >>> {key: round(value, 4) for key, value in metrics.compute().items()}
+    {'nll': 2.5856, 'rmse': 1.8257, 'coverage': 0.6667}
+    """
+
+    sums: Tensor
+    counts: Tensor
+    faults: Tensor
+
+    def __init__(self, *, level: float = 0.95, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        base.require(0 < level < 1, f"level is {level}", "a share between 0 and 1", "use 0.95")
+        self.level = level
+        self.add_sum("sums", 2, dtype=torch.float64)  # negative log-likelihood, squared error
+        self.add_sum("counts", 2)  # targets, targets inside the interval
+        self.add_sum("faults", 2)
+
+    def update(self, means: Tensor, variances: Tensor, targets: Tensor) -> None:
+        """Add a batch: ``means`` and ``variances`` (S, N, ...), ``targets`` (N, ...)."""
+        given = {"means": means, "variances": variances, "targets": targets}
+        for name, values in given.items():
+            base.check_floating(name, values)
+        base.require(
+            means.shape == variances.shape
+            and means.shape[1:] == targets.shape
+            and targets.ndim >= 1
+            and len(means) > 0,
+            ", ".join(f"{name} has shape {tuple(x.shape)}" for name, x in given.items()),
+            "(S, N, ...), (S, N, ...) and (N, ...)",
+            "for a single Gaussian pass means[None] and variances[None]",
+        )
+        flat = (means.flatten(1), variances.flatten(1), targets.flatten())
+        step = max(1, base.CHUNK // len(means))
+        for parts in zip(*(x.detach().split(step, dim=-1) for x in flat), strict=True):
+            self._add(*parts)
+
+    def _add(self, means: Tensor, variances: Tensor, targets: Tensor) -> None:
+        real, device = base.wide(targets.device), self.sums.device
+        means, variances, targets = (x.to(real) for x in (means, variances, targets))
+        z = (targets - means) / variances.sqrt()
+        log_likelihoods = -(z.square() + variances.log() + math.log(2 * math.pi)) / 2
+        nll = math.log(len(means)) - log_likelihoods.logsumexp(0)
+        error = targets - means.mean(0)
+        # The target is inside the central interval exactly when its cumulative probability is
+        # inside [tail, 1 - tail]: no quantile of a mixture has to be searched for.
+        below = torch.special.ndtr(z).mean(0)
+        tail = (1 - self.level) / 2
+        inside = (below >= tail) & (below <= 1 - tail)
+        finite = means.isfinite().all(0) & targets.isfinite()
+        positive = (variances.isfinite() & (variances > 0)).all(0)
+
+        sums = torch.stack([nll.sum(), error.square().sum()])
+        counts = torch.stack([torch.ones_like(inside).sum(), inside.sum()])
+        faults = torch.stack([(~finite).sum(), (~positive).sum()])
+        self.sums = self.sums + sums.to(device)
+        self.counts = self.counts + counts.to(device)
+        self.faults = self.faults + faults.to(device)
+
+    def compute(self) -> dict[str, float]:
+        """``{"nll", "rmse", "coverage"}`` of everything seen; ``ValueError`` if nothing."""
+        base.require_none(
+            self.faults,
+            (
+                ("{} means or targets are not finite", "real numbers", "check the data"),
+                (
+                    "{} variances are not positive and finite",
+                    "variances above 0",
+                    "predict them through softplus or exp, and pass variances, not logarithms",
+                ),
+            ),
+        )
+        total, inside = self.counts.tolist()
+        base.require_seen(total, self, "targets")
+        nll, squared = (self.sums / total).tolist()
+        return {"nll": nll, "rmse": math.sqrt(squared), "coverage": inside / total}
+
+
+def mixture_nll(means: Tensor, variances: Tensor, targets: Tensor) -> float:
+    r"""Mean negative log-likelihood of the targets under the mixture, in nats.
+
+    .. math:: -\frac{1}{N} \sum_i \log \frac{1}{S} \sum_s \mathcal{N}(y_i; \mu_{si}, \sigma_{si}^2)
+
+    >>> round(mixture_nll(torch.zeros(1, 1), torch.ones(1, 1), torch.zeros(1)), 4)  # ln(2 pi) / 2
+    0.9189
+    """
+    return base.seen_once(RegressionMetrics(), means, variances, targets).compute()["nll"]
+
+
+def rmse(means: Tensor, targets: Tensor) -> float:
+    r"""Root mean squared error of the mixture's mean.
+
+    .. math:: \sqrt{\frac{1}{N} \sum_i \Big(y_i - \frac{1}{S} \sum_s \mu_{si}\Big)^2}
+
+    >>> rmse(torch.tensor([[1.0, 2.0], [3.0, 2.0]]), torch.tensor([2.0, 5.0]))
+    2.1213...
+    """
+    base.check_floating("means", means)
+    variances = torch.ones_like(means)
+    return base.seen_once(RegressionMetrics(), means, variances, targets).compute()["rmse"]
+
+
+def coverage(means: Tensor, variances: Tensor, targets: Tensor, *, level: float = 0.95) -> float:
+    r"""Share of targets inside the mixture's central interval; ``level`` (.95) is the ideal.
+
+    .. math:: \frac{1}{N} \sum_i \left[\tfrac{1 - \ell}{2} \le F_i(y_i) \le \tfrac{1 + \ell}{2}
+              \right], \quad F_i(y) = \frac{1}{S} \sum_s \Phi\Big(\frac{y - \mu_{si}}{\sigma_{si}}\Big)
+
+    The interval runs from the 2.5 % to the 97.5 % quantile of the mixture itself, not of a
+    Gaussian with its mean and variance.
+
+    >>> coverage(torch.zeros(1, 3), torch.ones(1, 3), torch.tensor([0.0, 1.95, 1.97]))
+    0.6666...
+    """
+    metric = RegressionMetrics(level=level)
+    return base.seen_once(metric, means, variances, targets).compute()["coverage"]
