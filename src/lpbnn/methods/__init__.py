@@ -8,7 +8,8 @@ A method file has, in this order,
 
 Its model (see ``lpbnn.model.Model``) defines ``outputs`` and, where needed, its own ``loss``,
 ``passes``, ``likelihood``, ``score``, ``parameter_groups`` and the hooks ``before_epoch``,
-``after_step`` and ``after_fit``. Nothing else in the project names a method. Folders added to ``lpbnn.methods.__path__`` are searched too.
+``after_step`` and ``after_fit``. Nothing else in the project names a method. Folders added to
+``lpbnn.methods.__path__`` are searched too.
 """
 
 import dataclasses
