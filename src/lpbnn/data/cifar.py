@@ -52,7 +52,7 @@ class _Family:
     test: dict[str, str]
     labels: str  # the key of the targets
     classes: tuple[str, ...]
-    mean: tuple[float, float, float]
+    mean: tuple[float, float, float]  # of the 50,000, as everyone writes them: to four digits
     std: tuple[float, float, float]
     cutout: int
 
@@ -268,9 +268,9 @@ def _svhn(root: Path, rows: int, download: bool) -> tuple[dict[str, Dataset], li
 
 SETS = {
     "cifar10": Entry(
-        load_cifar10, "CIFAR-10: 32x32 colour, 10 classes; out-of-distribution: SVHN test"
+        load_cifar10, "CIFAR-10: 32x32 colour, 10 classes; out-of-distribution: SVHN, if present"
     ),
     "cifar100": Entry(
-        load_cifar100, "CIFAR-100: 32x32 colour, 100 classes; out-of-distribution: SVHN test"
+        load_cifar100, "CIFAR-100: 32x32 colour, 100 classes; out-of-distribution: SVHN, if present"
     ),
 }
