@@ -5,159 +5,39 @@ Perturbations*, 2019. The published parameters for 32x32 colour images, written 
 vectorised over the batch: uint8 (N, C, H, W) in, uint8 out. Grey images (C = 1) and other sizes
 work too; each family's file says how its parameters adapt.
 
-Reproducible: the result for image i is a function of that image, its index, its shape, the seed,
-the corruption and the severity. It does not depend on how many images follow it, so the first
-thousand of ten thousand are those of a run on the first thousand. Draws are made on the CPU, so
-CUDA gives the same images up to rounding (a value may differ by one in 255).
+    noise.py    gaussian_noise shot_noise impulse_noise
+    blur.py     defocus_blur glass_blur motion_blur zoom_blur
+    weather.py  snow frost fog
+    digital.py  brightness contrast elastic_transform pixelate jpeg_compression
 
-    noise    gaussian_noise shot_noise impulse_noise
-    blur     defocus_blur glass_blur motion_blur zoom_blur
-    weather  snow frost fog
-    digital  brightness contrast elastic_transform pixelate jpeg_compression
+    generate.py corrupt one batch, or make all 75 sets    archive.py read and write their folders
+    ops.py      draws, borders, filters as matrices
+
+Severity is the published order, not always more changed pixels: elastic_transform trades a falling
+affine part for a rising local one, frost dims the image as it adds ice, and glass_blur 5 blurs what
+glass_blur 4 scattered.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Iterator
-from functools import partial
-from pathlib import Path
-from typing import Literal, NamedTuple
-
-import torch
-from torch import Tensor
-
-from lpbnn.data import unknown
-from lpbnn.data.corruptions import blur, digital, noise, weather
-from lpbnn.data.corruptions.ops import Corruption, Draws
+from lpbnn.data.corruptions.archive import Archive, cached, read_official
+from lpbnn.data.corruptions.generate import (
+    CORRUPTIONS,
+    SEVERITIES,
+    VERSION,
+    CorruptedSet,
+    FrostKind,
+    corrupt,
+    corrupted_sets,
+)
 
 __all__ = [
     "CORRUPTIONS",
     "SEVERITIES",
     "VERSION",
+    "Archive",
     "CorruptedSet",
     "FrostKind",
+    "cached",
     "corrupt",
     "corrupted_sets",
-    "frost_kind",
+    "read_official",
 ]
-
-VERSION = 1  # raised whenever the same seed would give other images
-SEVERITIES = (1, 2, 3, 4, 5)
-SMALLEST_SIDE = 8
-FrostKind = Literal["procedural", "pictures"]
-
-TABLE: dict[str, Corruption] = {
-    **noise.FAMILY,
-    **blur.FAMILY,
-    **weather.FAMILY,
-    **digital.FAMILY,
-}
-CORRUPTIONS: tuple[str, ...] = tuple(TABLE)
-"""The fifteen names, in the published order and spelled as the published files."""
-
-
-class CorruptedSet(NamedTuple):
-    """One of the 75: its images and where they come from, to be printed with every number.
-
-    `frost` is None for the fourteen corruptions that are not frost.
-    """
-
-    name: str
-    severity: int
-    images: Tensor
-    origin: Literal["official", "generated"]
-    frost: FrostKind | None = None
-
-
-def frost_kind(frost: str | Path | None) -> FrostKind:
-    """What the `frost` argument stands for: a folder of pictures, or procedural when None.
-
-    >>> frost_kind(None)
-    'procedural'
-    """
-    return "procedural" if frost is None else "pictures"
-
-
-def _check(images: Tensor, name: str, severity: int) -> None:
-    given = f"{images.dtype} of shape {tuple(images.shape)}"
-    if images.dtype != torch.uint8:
-        raise TypeError(
-            f"corrupt() takes uint8 images in 0..255, got {given}; convert with "
-            "(images * 255).round().to(torch.uint8) if they are floats in 0..1."
-        )
-    if images.ndim != 4 or images.shape[1] not in (1, 3):
-        raise ValueError(
-            f"corrupt() takes images of shape (N, C, H, W) with C = 1 or 3, got {given}; "
-            "use images.permute(0, 3, 1, 2) for channels-last, images[None] for a single image."
-        )
-    if min(images.shape[-2:]) < SMALLEST_SIDE:
-        raise ValueError(
-            f"corrupt() takes images of at least {SMALLEST_SIDE}x{SMALLEST_SIDE} pixels, got "
-            f"{given}; enlarge them first."
-        )
-    if name not in TABLE:
-        raise unknown("corruption", name, CORRUPTIONS)
-    if severity not in SEVERITIES:
-        raise ValueError(f"severity={severity!r}; expected one of 1, 2, 3, 4, 5 (5 is the worst).")
-
-
-def block_rows(shape: Iterable[int]) -> int:
-    """How many images share one generator: 256 small ones, fewer large ones (about 2^20 values).
-
-    >>> block_rows((3, 32, 32)), block_rows((3, 720, 1280))
-    (256, 1)
-    """
-    values = torch.Size(shape).numel()
-    return min(256, max(1, 2**20 // values))
-
-
-@torch.no_grad()
-def corrupt(
-    images: Tensor, name: str, severity: int, seed: int = 0, frost: str | Path | None = None
-) -> Tensor:
-    """The images corrupted: floor(255 clip(f(x / 255), 0, 1)), as the published files are rounded.
-
-    `frost` is the folder of the published frost pictures; None makes procedural frost.
-
-    >>> images = torch.full((2, 3, 32, 32), 100, dtype=torch.uint8)
-    >>> corrupt(images, "brightness", 5).unique().tolist()  # 100 + .3 * 255
-    [176]
-    """
-    _check(images, name, severity)
-    apply, severities = TABLE[name]
-    if name == "frost" and frost is not None:
-        overlays = weather.read_overlays(frost, min(images.shape[-2:]))
-        apply = partial(weather.frost, overlays=overlays)
-    block = block_rows(images.shape[1:])
-    out = torch.empty_like(images)
-    for number, rows in enumerate(images.split(block)):
-        key = f"lpbnn/{VERSION}/{seed}/{name}/{severity}/{number}"
-        draw = Draws(key, len(rows), block, images.device)
-        y = apply(rows.float() / 255, severities[severity - 1], draw)
-        # The published arrays are truncated, not rounded; 1e-3 is more than float32 can lose.
-        out[number * block :][: len(rows)] = (y.clamp(0, 1) * 255 + 1e-3).to(torch.uint8)
-    return out
-
-
-def corrupted_sets(
-    images: Tensor,
-    seed: int = 0,
-    frost: str | Path | None = None,
-    names: Iterable[str] = CORRUPTIONS,
-) -> Iterator[CorruptedSet]:
-    """The 75 sets one after another, corruption by corruption; only one is held at a time.
-
-    >>> images = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
-    >>> sets = list(corrupted_sets(images))
-    >>> len(sets), sets[0].name, sets[-1].severity, sets[40].name, sets[40].frost
-    (75, 'gaussian_noise', 5, 'frost', 'procedural')
-    """
-    for name in names:
-        for severity in SEVERITIES:
-            yield CorruptedSet(
-                name,
-                severity,
-                corrupt(images, name, severity, seed, frost),
-                "generated",
-                frost_kind(frost) if name == "frost" else None,
-            )
