@@ -164,24 +164,24 @@ def check_labels(labels: Tensor, shape: tuple[int, ...], beside: str, name: str 
     )
 
 
-def pieces(probs: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def pieces(probs: Tensor, labels: Tensor, batch: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
     """Views of ``probs`` (N, C, ...) and ``labels`` (N, ...) with about ``CHUNK`` probabilities each.
 
     Cut along the batch, then along the first spatial axis: a 1280x720 map of 13 classes is never
-    copied whole, whatever is computed from a piece.
+    copied whole, whatever is computed from a piece. ``batch`` is the axis N of ``probs``.
 
     >>> maps, labels = torch.zeros(2, 13, 720, 1280), torch.zeros(2, 720, 1280)
     >>> parts = list(pieces(maps, labels))
     >>> len(parts), parts[0][0].shape, parts[0][1].shape
     (24, torch.Size([1, 13, 63, 1280]), torch.Size([1, 63, 1280]))
     """
-    step = max(1, CHUNK * len(probs) // max(1, probs.numel()))
-    for some, of_them in zip(probs.split(step), labels.split(step), strict=True):
-        if some.numel() <= CHUNK or some.ndim == 2:
+    step = max(1, CHUNK * len(labels) // max(1, probs.numel()))
+    for some, of_them in zip(probs.split(step, batch), labels.split(step), strict=True):
+        if some.numel() <= CHUNK or labels.ndim == 1:
             yield some, of_them
             continue
-        rows = max(1, CHUNK * some.shape[2] // some.numel())
-        yield from zip(some.split(rows, dim=2), of_them.split(rows, dim=1), strict=True)
+        rows = max(1, CHUNK * of_them.shape[1] // some.numel())
+        yield from zip(some.split(rows, batch + 2), of_them.split(rows, 1), strict=True)
 
 
 def kept(labels: Tensor, ignore_index: IgnoreIndex) -> Tensor:

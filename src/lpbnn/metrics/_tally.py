@@ -61,6 +61,7 @@ class ProbabilityTally(base.StreamingMetric):
 
     def _add(self, probs: Tensor, labels: Tensor) -> None:
         classes, device, dtype = probs.shape[1], probs.device, probs.dtype
+        # Passes an average of bfloat16 softmaxes over many classes; no logits pass it.
         tolerance = max(1e-3, 4 * torch.finfo(dtype).eps)
         probs, labels = probs.to(base.working(dtype)), labels.long()
         kept = base.kept(labels, self.ignore_index)
@@ -92,7 +93,7 @@ class ProbabilityTally(base.StreamingMetric):
         self.sums = self.sums + sums.to(self.counts.device)
         self.faults = self.faults + faults.to(self.counts.device)
 
-    def checked(self) -> None:
+    def require_valid(self) -> None:
         """Raise a ``ValueError`` if what was seen cannot be scored."""
         base.require_none(
             self.faults,
@@ -113,7 +114,7 @@ class ProbabilityTally(base.StreamingMetric):
 
     def values(self) -> dict[str, Tensor]:
         """Every metric of this pass, as float64 scalars."""
-        self.checked()
+        self.require_valid()
         total = self.counts[0].sum()
         nll, brier = self.sums / total
         return {

@@ -63,7 +63,7 @@ class ECE(ProbabilityTally):
 def reliability_of(metric: ProbabilityTally) -> ReliabilityBins:
     """The reliability diagram of what ``metric`` has seen, over all processes."""
     with metric.sync_context(dist_sync_fn=metric.dist_sync_fn):
-        metric.checked()
+        metric.require_valid()
         count, correct = metric.counts.cpu()
         confidence = metric.confidence.cpu()
     edges = bin_edges(metric.num_bins, torch.float64)

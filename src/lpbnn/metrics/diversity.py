@@ -59,12 +59,14 @@ class DiversityMetrics(base.StreamingMetric):
             "pass the probabilities of every member, stacked along dim 0",
         )
         base.check_probs(members[0], labels, "members[0]")
-        classes = members.shape[2]
-        kept = base.kept(labels.long(), self.ignore_index)
-        top, predicted = zip(*(member.detach().max(1) for member in members), strict=True)
-        nan = sum((kept & best.isnan()).sum() for best in top)
-        outside = (kept & ((labels < 0) | (labels >= classes))).sum()
-        predictions = torch.stack(predicted)
+        for some, of_them in base.pieces(members.detach(), labels, batch=1):
+            self._add(some, of_them.long())
+
+    def _add(self, members: Tensor, labels: Tensor) -> None:
+        kept = base.kept(labels, self.ignore_index)
+        top, predictions = members.max(2)
+        nan = (kept & top.isnan()).sum()
+        outside = (kept & ((labels < 0) | (labels >= members.shape[2]))).sum()
         right = (predictions == labels) & kept
         # Row by row rather than as a matrix product: exact under autocast, and S is small.
         both = torch.stack([(right & row).flatten(1).sum(1) for row in right])
@@ -74,7 +76,7 @@ class DiversityMetrics(base.StreamingMetric):
         self.both_right = self.both_right + both.to(device)
         self.agreements = self.agreements + same.to(device)
         self.examples = self.examples + kept.sum().to(device)
-        self.faults = self.faults + torch.stack([torch.as_tensor(nan), outside]).to(device)
+        self.faults = self.faults + torch.stack([nan, outside]).to(device)
 
     def compute(self) -> dict[str, float]:
         """``{"ratio_error", "q_statistic", "correlation", "disagreement"}``, means over pairs."""

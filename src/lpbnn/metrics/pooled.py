@@ -28,8 +28,12 @@ def bin_of(scores: Tensor) -> Tensor:
     >>> bins.diff().sign().tolist()  # -0.0 is 0.0; 0.7 and 0.7001 are closer than 0.05 %
     [1, 0, 1, 1, 0, 1, 1]
     """
+    single = scores.to(torch.float32)
+    if scores.dtype == torch.float64:  # 1e-60 is not zero, though no float32 comes nearer to it
+        nearest = torch.full_like(single, 2.0**-149).copysign(single)
+        single = single.where((single != 0) | (scores == 0), nearest)
     # Adding zero turns -0.0 into 0.0, whose bit patterns are at opposite ends.
-    bits = (scores.to(torch.float32) + 0.0).view(torch.int32)
+    bits = (single + 0.0).view(torch.int32)
     # Read as integers, positive floats are in order and negative ones in reverse: flip those.
     key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     # The -1, +1 leave zero alone in its bin.
