@@ -54,9 +54,9 @@ class Archive:
         """What a table prints beside its numbers.
 
         >>> Archive(Path("."), 9, "generated", "procedural", CORRUPTIONS, None).label
-        'generated (procedural frost)'
+        'generated (frost: procedural)'
         """
-        return self.origin if self.frost is None else f"{self.origin} ({self.frost} frost)"
+        return self.origin if self.frost is None else f"{self.origin} (frost: {self.frost})"
 
     def read(self, name: str, severity: int) -> Tensor:
         """The `num` images of one corruption at one severity, uint8 (N, C, H, W)."""
