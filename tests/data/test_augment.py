@@ -174,6 +174,7 @@ def test_bad_batches_are_refused_at_the_call() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 def test_on_the_device_nothing_waits_for_the_host() -> None:
     images = pictures(64).cuda()
     transform = Transform(MEAN, STD, Augment(4, True, 4), channels_last=True).cuda()

@@ -62,6 +62,7 @@ def test_an_array_whose_bytes_do_not_fill_its_shape_is_refused(tmp_path: Path) -
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     """A folder and the address under which this machine serves it."""
+    pytest.importorskip("pooch")
 
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None:
@@ -101,6 +102,7 @@ def test_a_wrong_download_is_refused(tmp_path: Path, server: tuple[Path, str]) -
 
 
 def test_no_network_is_an_error_with_the_address(tmp_path: Path) -> None:
+    pytest.importorskip("pooch")
     with pytest.raises(OSError, match=r"could not be downloaded \(http://127\.0\.0\.1:9/file"):
         _download.fetch(["http://127.0.0.1:9/file"], "00", tmp_path / "file")
 
