@@ -23,7 +23,7 @@ def make(kind: str, seed: int, n: int, classes: int, dtype: torch.dtype) -> tupl
     if kind == "random":
         probs = (torch.randn(n, classes, generator=rng, dtype=torch.float64) * 3).softmax(1)
     elif kind == "edges":
-        top = torch.randint(8, 16, (n,), generator=rng).double() / 15
+        top = torch.randint(15, 31, (n,), generator=rng).double() / 30  # and between them
         probs = ((1 - top) / max(1, classes - 1))[:, None].repeat(1, classes)
         probs[:, 0] = top if classes > 1 else 1.0
     elif kind == "constant":
