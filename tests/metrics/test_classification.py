@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, log_loss
 from torch import Tensor
+from torchmetrics import MetricCollection
 
 from lpbnn import metrics
 from lpbnn.metrics import ClassificationMetrics, corruption_means, reliability
@@ -89,6 +90,16 @@ def test_functions_and_single_metrics_equal_the_family(name: str) -> None:
     assert one_shot == family.compute()[name] == float(streaming.compute())
     assert isinstance(one_shot, float)
     assert isinstance(streaming.compute(), Tensor)  # Lightning's self.log(name, metric) asks for it
+
+
+def test_single_metrics_work_in_a_torchmetrics_collection() -> None:
+    probs, labels = make("random", 2, 50, 5, torch.float32)
+    together = MetricCollection([metrics.Accuracy(), metrics.ECE(), metrics.NLL()])
+    together.update(probs[:20], labels[:20])
+    together.update(probs[20:], labels[20:])
+    values = {key.lower(): float(value) for key, value in together.compute().items()}
+    expected = {key: getattr(metrics, key)(probs, labels) for key in ("accuracy", "ece", "nll")}
+    assert values == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

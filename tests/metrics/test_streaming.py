@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torchmetrics import MetricCollection
 
 from lpbnn import metrics
 from lpbnn.metrics import _base
@@ -55,9 +54,6 @@ def cases() -> dict[str, Case]:
         "pixels": Case(
             lambda **k: metrics.ClassificationMetrics(ignore_index=255, **k), (maps, classes), pair
         ),
-        "accuracy": Case(metrics.Accuracy, (probs, labels), pair),
-        "nll": Case(metrics.NLL, (probs, labels), pair),
-        "brier": Case(metrics.Brier, (probs, labels), pair),
         "ece": Case(metrics.ECE, (probs, labels), pair),
         "detection": Case(metrics.DetectionMetrics, (scores, is_ood), pair, bounded=False),
         "auroc": Case(metrics.AUROC, (scores, is_ood), pair, bounded=False),
@@ -297,17 +293,3 @@ def test_processes_give_the_number_of_one_update(case: Case, cut: int) -> None:
     for thread in threads:
         thread.join()
     assert results[0] == results[1] == pytest.approx(one_update(case))
-
-
-def test_single_metrics_work_in_a_torchmetrics_collection() -> None:
-    probs, labels = CASES["ece"].inputs
-    together = MetricCollection([metrics.Accuracy(), metrics.ECE(), metrics.NLL()])
-    together.update(probs, labels)
-    together.update(probs, labels)
-    values = {key: float(value) for key, value in together.compute().items()}
-    expected = (
-        metrics.accuracy(probs, labels),
-        metrics.ece(probs, labels),
-        metrics.nll(probs, labels),
-    )
-    assert values == pytest.approx(dict(zip(("Accuracy", "ECE", "NLL"), expected, strict=True)))
