@@ -1,5 +1,6 @@
 """A network with converted layers as an ensemble: spread the batch, run once, gather the members."""
 
+import difflib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -7,7 +8,6 @@ from torch import Tensor, nn
 
 from lpbnn.layers import SUPPORTED, Draw, FastWeight, draw_layers, held
 from lpbnn.members import (
-    BATCH_MODES,
     BatchMode,
     gather,
     row_weights,
@@ -53,8 +53,6 @@ class FastWeightEnsemble(Model):
         **model_options: Any,
     ) -> None:
         super().__init__(net, **model_options)
-        if batch_mode not in BATCH_MODES:
-            raise ValueError(f"batch_mode={batch_mode!r} is not known; choose 'split' or 'repeat'.")
         self.batch_mode: BatchMode = batch_mode
         self.fast_lr = fast_lr
         self.layers = [module for module in net.modules() if isinstance(module, FastWeight)]
@@ -64,11 +62,8 @@ class FastWeightEnsemble(Model):
         self.stages = [spread_at] if isinstance(spread_at, str) else list(spread_at)
         self._spread_at = SpreadAt()
         for stage in filter(None, self.stages):
-            try:
-                module = net.get_submodule(stage)
-            except AttributeError as error:
-                raise ValueError(f"spread_at={stage!r} is no module of the network.") from error
-            module.register_forward_pre_hook(self._spread_at, with_kwargs=True)
+            check_stage(net, stage)
+            net.get_submodule(stage).register_forward_pre_hook(self._spread_at, with_kwargs=True)
 
     def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
         return gather(self.rows(args, kwargs, draw_layers(self.layers), "repeat"), self.members)
@@ -123,9 +118,14 @@ class FastWeightEnsemble(Model):
     def batch_nll(self, x: Any, y: Tensor) -> Tensor:
         """Mean NLL of the members' rows; every example counts once."""
         args, kwargs = as_call(x)
+        batch = batch_size(args, kwargs)
+        if y.shape[:1] != (batch,):
+            raise ValueError(
+                f"{batch} examples need as many targets; got y of shape {tuple(y.shape)}."
+            )
         mode: BatchMode = self.batch_mode if self.training else "repeat"
         outputs = self.rows(args, kwargs, draw_layers(self.layers), mode)
-        weights = row_weights(y.shape[0], self.members, mode, outputs.device)
+        weights = row_weights(batch, self.members, mode, outputs.device)
         return self.nll(outputs, spread(y, self.members, mode), weights)
 
     def penalties(self) -> Terms:
@@ -157,6 +157,15 @@ def find_stages(net: nn.Module) -> list[str]:
             return [path] if path and _is_called(module) else _called(children)
         path, module = children[0]
     return [path]
+
+
+def check_stage(net: nn.Module, stage: str | None) -> None:
+    """Refuse a ``spread_at`` that is no path in the network."""
+    paths = [path for path, _ in net.named_modules()]
+    if stage is not None and stage not in paths:
+        close = difflib.get_close_matches(stage, paths, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"spread_at={stage!r} is no module of the network.{hint}")
 
 
 def remove_hooks(net: nn.Module) -> None:

@@ -41,9 +41,9 @@ def freeze(model: nn.Module, *, samples: int = 1, seed: int = 0) -> FrozenEnsemb
         draws = draw_layers(ensemble.layers, samples)
     fixed = [module for module in net.modules() if isinstance(module, FastWeight)]
     for layer, draw in zip(fixed, draws, strict=True):
-        layer.factors = FixedFactors(draw.r.clone(), draw.s.clone())
+        layer.factors = FixedFactors(draw.r.detach().clone(), draw.s.detach().clone())
         if draw.bias is not None:
-            layer.member_bias = nn.Parameter(draw.bias.clone())
+            layer.member_bias = nn.Parameter(draw.bias.detach().clone())
     frozen = FrozenEnsemble(net, spread_at=ensemble.stages, **_options(ensemble))
     return frozen.requires_grad_(False).eval()
 

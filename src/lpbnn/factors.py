@@ -13,21 +13,20 @@ products. One layer is a stack of one.
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 Init = Literal["normal", "signs"]
+INITS: tuple[str, ...] = get_args(Init)
 
 
 def initial(members: int, width: int, spread: float, init: Init) -> Tensor:
     """Fast weights before training: N(1, spread^2), or random signs +-1 (for large data sets)."""
     if init == "signs":
         return torch.randint(0, 2, (members, width)).float() * 2 - 1
-    if init != "normal":
-        raise ValueError(f"init={init!r} is not known; choose 'normal' or 'signs'.")
     return 1 + spread * torch.randn(members, width)
 
 
@@ -210,8 +209,8 @@ class LatentFactors(Factors):
     **Every** pass uses the sampled r^, in training and in prediction; s_j is deterministic. Because
     the decoder is linear, r^_j is Gaussian with mean D mu_j + d and covariance factor D diag(sigma_j).
 
-    The autoencoder starts as one: E maps r = 1 to 0, d = 1, and D solves D mu_j + d = r_j, so that
-    the network starts from the members it was given and not from noise around zero.
+    The autoencoder starts as one: E maps r = 1 to 0, d = 1, and D, random otherwise, solves
+    D mu_j + d = r_j: the network starts from the members it was given, not from noise around zero.
 
     Franchi et al.: Encoding the latent posterior of Bayesian neural networks for uncertainty
     quantification, 2020.
@@ -255,7 +254,8 @@ class LatentFactors(Factors):
             self.encoder.bias[latent:] = log_variance
             self.decoder.bias.fill_(1.0)
             mu = self.encoder(r)[:, :latent]
-            self.decoder.weight.copy_((torch.linalg.pinv(mu, rtol=1e-4) @ (r - 1)).T)
+            missing = r - self.decoder(mu)  # corrected in the span of the mu_j, random elsewhere
+            self.decoder.weight += (torch.linalg.pinv(mu, rtol=1e-4) @ missing).T
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, latent={self.latent}"

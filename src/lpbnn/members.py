@@ -41,7 +41,7 @@ def spread(x: Tensor, members: int, mode: BatchMode = "repeat") -> Tensor:
     """Batch (B, ...) to member-major rows (rows, ...)."""
     batch = x.shape[0]
     if mode == "repeat":
-        return x.unsqueeze(0).expand(members, *x.shape).flatten(0, 1) if members > 1 else x
+        return torch.cat([x] * members) if members > 1 else x  # cat keeps channels_last
     if batch % members == 0:
         return x
     return x[torch.arange(rows_needed(batch, members, mode), device=x.device) % batch]

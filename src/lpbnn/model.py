@@ -1,6 +1,8 @@
 """What every method gives back: a network, a likelihood, and a way to be uncertain."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -130,8 +132,7 @@ def two_groups(
 
 def total(**terms: Tensor) -> Terms:
     """{"loss": the sum, ...the terms}."""
-    loss = torch.stack([term.float() if term.dim() == 0 else term for term in terms.values()]).sum()
-    return {"loss": loss, **terms}
+    return {"loss": reduce(add, terms.values()), **terms}
 
 
 def as_call(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

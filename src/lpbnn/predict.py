@@ -108,10 +108,10 @@ def predict(
         for run in model.passes(samples, width):
             for index, start in enumerate(range(0, batch, step)):
                 part_args, part_kwargs = _part((args, kwargs), batch, slice(start, start + step))
-                values, variances = model.likelihood(run(*part_args, **part_kwargs))
                 if index == len(sums):
                     sums.append(_Sums(model.task, keep_members))
-                sums[index].add(values, variances)
+                # No name for the outputs: they must be gone before the next pass makes its own.
+                sums[index].add(*model.likelihood(run(*part_args, **part_kwargs)))
     return _merge([part.finish() for part in sums])
 
 

@@ -7,9 +7,10 @@ from typing import Any
 from torch import nn
 
 from lpbnn.convert import Filter, convert
-from lpbnn.factors import Factors, Init
+from lpbnn.ensemble import check_stage
+from lpbnn.factors import INITS, Factors, Init
 from lpbnn.layers import FastWeight, widths
-from lpbnn.members import BatchMode
+from lpbnn.members import BATCH_MODES, BatchMode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +29,10 @@ class RankOneConfig:
             raise ValueError(f"members={self.members!r}: expected an integer of at least 1.")
         if self.spread < 0:
             raise ValueError(f"spread={self.spread!r}: expected a number of at least 0.")
+        if self.batch_mode not in BATCH_MODES:
+            raise ValueError(f"batch_mode={self.batch_mode!r}: choose 'split' or 'repeat'.")
+        if self.init not in INITS:
+            raise ValueError(f"init={self.init!r}: choose 'normal' or 'signs'.")
 
 
 def check_num_data(num_data: int | None, method: str) -> int:
@@ -54,6 +59,7 @@ def wrap(
         made = factors(config.members, *widths(layer)).to(weight.device, weight.dtype)
         return FastWeight(layer, made, path)
 
+    check_stage(net, config.spread_at)  # before anything is converted
     convert(net, fast_weight, config.include, config.exclude)
     return net
 

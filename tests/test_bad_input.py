@@ -1,0 +1,129 @@
+"""Bad input gets an error that says what was given, what was expected, and the fix."""
+
+import pytest
+import torch
+from networks import Mlp, ResNet
+from torch import nn
+
+import lpbnn
+
+BUILD = {
+    "unknown method": (
+        {"method": "lpbn"},
+        ValueError,
+        "unknown method 'lpbn'. Did you mean 'lpbnn'",
+    ),
+    "unknown option": ({"num_dat": 5}, TypeError, "no option 'num_dat'. Did you mean 'num_data'"),
+    "no data count": ({}, ValueError, r"needs num_data.*num_data=len\(train\)"),
+    "no data": (
+        {"num_data": 0},
+        ValueError,
+        "num_data=0: expected the number of training examples",
+    ),
+    "negative data": ({"num_data": -3}, ValueError, "num_data=-3"),
+    "half data": ({"num_data": 1.5}, ValueError, "num_data=1.5"),
+    "no members": ({"num_data": 9, "members": 0}, ValueError, "members=0: expected an integer"),
+    "half members": ({"num_data": 9, "members": 2.5}, ValueError, "members=2.5"),
+    "weighting": ({"num_data": 9, "weighting": "paper"}, ValueError, "weighting='paper'.*balanced"),
+    "batch mode": ({"num_data": 9, "batch_mode": "both"}, ValueError, "'split' or 'repeat'"),
+    "init": ({"num_data": 9, "init": "zeros"}, ValueError, "'normal' or 'signs'"),
+    "latent": ({"num_data": 9, "latent": 0}, ValueError, "latent=0"),
+    "spread": ({"num_data": 9, "spread": -1.0}, ValueError, "spread=-1.0"),
+    "task": ({"num_data": 9, "task": "detection"}, ValueError, "task='detection'.*classification"),
+}
+
+
+@pytest.mark.parametrize("case", BUILD)
+def test_build(case: str) -> None:
+    options, error, message = BUILD[case]
+    net = Mlp()
+    with pytest.raises(error, match=message):
+        lpbnn.build(net, **{"method": "lpbnn", **options})
+    assert all(isinstance(net[i], nn.Linear) for i in (0, 2, 4))  # nothing half converted
+
+
+def test_build_wants_a_module_that_is_not_built() -> None:
+    with pytest.raises(TypeError, match="wraps an nn.Module; got function"):
+        lpbnn.build(lambda x: x, "mcp")
+    with pytest.raises(TypeError, match="is a Plain already"):
+        lpbnn.build(lpbnn.build(Mlp(), "mcp"), "mcp")
+
+
+CALLS = {
+    "not a tensor": ([[1.0] * 5], TypeError, "expected a tensor of inputs, got list"),
+    "no batch": (torch.tensor(1.0), ValueError, "without dimensions"),
+    "empty": (
+        torch.zeros(0, 3, 8, 8),
+        ValueError,
+        r"batch is empty: inputs of shape \(0, 3, 8, 8\)",
+    ),
+    "bytes": (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), TypeError, r"got torch.uint8.*/ 255"),
+    "integers": (torch.zeros(2, 3, 8, 8, dtype=torch.int64), TypeError, "got torch.int64"),
+}
+
+
+@pytest.mark.parametrize("method", ["lpbnn", "batchensemble", "mcp"])
+@pytest.mark.parametrize("case", CALLS)
+def test_inputs(case: str, method: str) -> None:
+    x, error, message = CALLS[case]
+    model = lpbnn.build(ResNet(), method, num_data=10)
+    for call in (model, lambda x: lpbnn.predict(model, x)):
+        with pytest.raises(error, match=message):
+            call((x,) if isinstance(x, list) and call is not model else x)
+
+
+TARGETS = {
+    "length": (torch.zeros(3, dtype=torch.int64), r"4.*got .*shape \(3,\)"),
+    "one-hot": (torch.zeros(4, 3), "needs int64 labels"),
+    "float": (torch.zeros(4), "got torch.float32"),
+}
+
+
+@pytest.mark.parametrize("case", TARGETS)
+@pytest.mark.parametrize("method", ["mcp", "batchensemble"])
+def test_targets(case: str, method: str) -> None:
+    y, message = TARGETS[case]
+    model = lpbnn.build(Mlp(), method)
+    with pytest.raises(ValueError, match=message):
+        model.loss(torch.randn(4, 5), y)
+
+
+def test_regression_needs_two_outputs_per_target() -> None:
+    model = lpbnn.build(Mlp(), "mcp", task="regression")
+    with pytest.raises(ValueError, match="two outputs per target.*got 3"):
+        model.loss(torch.randn(4, 5), torch.randn(4, 1))
+
+
+PREDICT = {
+    "samples": ({"samples": 0}, "samples=0: expected an integer of at least 1"),
+    "chunk": ({"chunk": -1}, "chunk=-1"),
+    "two seeds": ({"seed": 0, "generator": torch.Generator()}, "seed or generator, not both"),
+}
+
+
+@pytest.mark.parametrize("case", PREDICT)
+def test_predict(case: str) -> None:
+    options, message = PREDICT[case]
+    with pytest.raises(ValueError, match=message):
+        lpbnn.predict(lpbnn.build(Mlp(), "mcp"), torch.randn(2, 5), **options)
+
+
+def test_predict_and_freeze_want_a_built_model() -> None:
+    with pytest.raises(TypeError, match=r"got Mlp. A plain network becomes one with lpbnn.build"):
+        lpbnn.predict(Mlp(), torch.randn(2, 5))
+    with pytest.raises(TypeError, match="expected a model built with 'lpbnn'"):
+        lpbnn.freeze(lpbnn.build(Mlp(), "mcp"))
+
+
+def test_an_output_that_cannot_be_read() -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(5, 3)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.inner(x), x
+
+    model = lpbnn.build(Pair(), "batchensemble")
+    with pytest.raises(TypeError, match="returned tuple; expected a tensor.*readout="):
+        model(torch.randn(2, 5))

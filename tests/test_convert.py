@@ -1,0 +1,326 @@
+"""Conversion: nested, shared, filtered, refused by name, undone bit for bit (trap 5)."""
+
+import copy
+
+import pytest
+import torch
+from networks import ConvNet, Mlp, ResNet, UsersOwn, Vit, members_and_ordinary, settle
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import lpbnn
+from lpbnn.convert import convert
+from lpbnn.factors import FixedFactors, PointFactors
+from lpbnn.layers import FastWeight, widths
+
+
+def fast(layer: nn.Module, path: str) -> FastWeight:
+    return FastWeight(layer, PointFactors(2, *widths(layer)), path)
+
+
+def converted(net: nn.Module) -> list[str]:
+    return [path for path, module in net.named_modules() if isinstance(module, FastWeight)]
+
+
+@pytest.mark.parametrize("kind", [Mlp, ConvNet, ResNet, UsersOwn, Vit])
+@pytest.mark.parametrize("method", ["lpbnn", "batchensemble"])
+def test_weights_are_kept_and_undo_gives_the_network_back_bit_for_bit(
+    kind: type, method: str
+) -> None:
+    net = kind()
+    before = copy.deepcopy(net.state_dict())
+    options = {"num_data": 10} if method == "lpbnn" else {}
+    model = lpbnn.build(net, method, members=3, **options)
+    slow = {id(p) for p in net.parameters()}
+    for layer in model.layers:
+        assert id(layer.layer.weight) in slow
+    assert lpbnn.undo(model) is net
+    after = net.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert not converted(net)
+
+
+@pytest.mark.parametrize("kind", [Mlp, ConvNet, ResNet])
+def test_one_member_with_unit_factors_is_the_plain_network_to_the_last_bit(kind: type) -> None:
+    net = settle(kind()).double()
+    x = torch.randn(5, *kind.shape, dtype=torch.float64)
+    expected = net(x)
+    model = lpbnn.build(net, "batchensemble", members=1, spread=0.0)
+    assert torch.equal(model.eval()(x)[0], expected)
+
+
+def test_a_network_of_the_users_own() -> None:
+    net = UsersOwn()
+    model = lpbnn.build(net, "lpbnn", members=3, num_data=10).double()
+    assert net.shared is net.again  # used twice, converted once
+    assert converted(net) == ["embed", "shared", "mix.0", "mix.2.0"]
+    x, context = torch.randn(4, 5).double(), torch.randn(4, 3).double()
+    together, alone = members_and_ordinary(model, x, context)
+    torch.testing.assert_close(together, alone)
+    assert model.loss((x, context), torch.randint(3, (4,)))["loss"].isfinite()
+    p = lpbnn.predict(model, {"x": x, "context": context}, chunk=5)
+    assert p.members.shape == (3, 4, 3)
+
+
+def test_a_vision_transformer_is_not_bypassed() -> None:
+    model = lpbnn.build(Vit(), "lpbnn", members=3, num_data=10).double().eval()
+    names = converted(model.net)
+    assert "encoder.layers.0.self_attn.q_proj" in names
+    assert "encoder.layers.1.self_attn.out_proj" in names
+    assert "encoder.layers.1.linear2" in names
+    x = torch.randn(4, 12, 4).double()
+    together, alone = members_and_ordinary(model, x)
+    torch.testing.assert_close(together, alone)
+    padding = torch.zeros(4, 12, dtype=torch.bool)
+    padding[1, 8:] = True
+    together, alone = members_and_ordinary(model, x, padding)
+    torch.testing.assert_close(together, alone)
+    with torch.no_grad():  # evaluation without gradients is where the fused path would step in
+        for layer in model.layers:
+            before = model(x)
+            layer.factors.s += 0.5
+            assert not torch.allclose(model(x), before, rtol=1e-3), layer.path
+
+
+def test_the_transformer_computes_what_it_did_before_conversion() -> None:
+    net = Vit().double().eval()
+    x = torch.randn(4, 12, 4).double()
+    expected = net(x)
+    model = lpbnn.build(net, "batchensemble", members=2, spread=0.0).eval()
+    torch.testing.assert_close(model(x)[1], expected)
+    torch.testing.assert_close(lpbnn.undo(model)(x), expected)
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "expected"),
+    [
+        ("stage2.*", None, ["stage2.body.0", "stage2.body.3", "stage2.skip"]),
+        ("stage2", None, ["stage2.body.0", "stage2.body.3", "stage2.skip"]),
+        (nn.Linear, None, ["head"]),
+        (["head", "stem"], None, ["stem", "head"]),
+        (None, [nn.Linear, "stage?.body.*"], ["stem", "stage2.skip"]),
+        ("stage*", "*.skip", ["stage1.body.0", "stage1.body.3", "stage2.body.0", "stage2.body.3"]),
+    ],
+)
+def test_filters(include: object, exclude: object, expected: list[str]) -> None:
+    net = ResNet()
+    conversion = convert(net, fast, include, exclude)
+    assert list(conversion.converted) == converted(net) == expected
+    assert set(conversion.left) == {p for p, _ in everything()} - set(expected)
+
+
+def everything() -> list[tuple[str, nn.Module]]:
+    return [(p, m) for p, m in ResNet().named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+
+
+def test_a_shared_module_is_found_under_either_name() -> None:
+    assert convert(UsersOwn(), fast, include="again").converted == ("shared",)
+
+
+class Lists(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.order = [self.a, self.b]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.order:
+            x = layer(x)
+        return x
+
+
+class ReadsWeight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.inner.weight)
+
+
+def nan_net() -> nn.Module:
+    net = Mlp()
+    net[2].weight.data[0, 0] = float("nan")
+    return net
+
+
+REFUSED = {
+    "nothing there": (lambda: nn.Sequential(nn.ReLU()), {}, "no layer of a type that can be"),
+    "typo": (
+        Mlp,
+        {"include": "layer1.*"},
+        r"include='layer1.\*' matches no layer.*Layers found: 0",
+    ),
+    "near": (ResNet, {"include": "stage2.body.9"}, "Did you mean 'stage2.body.3'"),
+    "exclude typo": (Mlp, {"exclude": "haed"}, "exclude='haed' matches no layer"),
+    "all excluded": (Mlp, {"exclude": nn.Linear}, "nothing to convert in Mlp.*Layers found: 0"),
+    "no filter": (Mlp, {"include": [3]}, "a filter is a path glob or a layer type; got 3"),
+    "nan": (nan_net, {}, "2.weight holds NaN"),
+    "lazy": (lambda: nn.Sequential(nn.LazyLinear(3)), {}, "'0' is lazy"),
+    "plain list": (Lists, {}, "'a' is also kept in the plain list 'order'"),
+    "time first": (
+        lambda: nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16)),
+        {},
+        r"batch_first=False: its rows are time steps",
+    ),
+    "attention with bias_kv": (
+        lambda: nn.Sequential(nn.MultiheadAttention(8, 2, add_bias_kv=True, batch_first=True)),
+        {},
+        "'0.q_proj' belongs to an attention with bias_kv",
+    ),
+    "parametrised bias": (
+        lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 3), "bias", dim=None)),
+        {},
+        "'0' has a parametrised bias",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals_name_the_layer_and_the_fix(case: str) -> None:
+    make, options, message = REFUSED[case]
+    net = make()
+    with pytest.raises((ValueError, TypeError), match=message):
+        convert(net, fast, **options)
+    assert not converted(net)  # nothing half done
+
+
+def test_converting_twice_is_refused() -> None:
+    net = Mlp()
+    lpbnn.build(net, "batchensemble")
+    with pytest.raises(ValueError, match="'0' is converted already"):
+        lpbnn.build(net, "batchensemble")
+
+
+def test_a_parent_that_reads_the_weight_is_told() -> None:
+    model = lpbnn.build(ReadsWeight(), "batchensemble")
+    with pytest.raises(AttributeError, match="'inner' reads its .weight directly"):
+        model(torch.randn(2, 4))
+
+
+@pytest.mark.parametrize("method", ["lpbnn", "batchensemble"])
+def test_parametrised_layers_are_converted(method: str) -> None:
+    net = nn.Sequential(parametrizations.spectral_norm(nn.Linear(5, 4)), nn.ReLU(), nn.Linear(4, 3))
+    model = lpbnn.build(net, method, members=2, num_data=10).eval()
+    assert model(torch.randn(3, 5)).shape == (2, 3, 3)
+    assert model.layers[0].layer.parametrizations.weight
+
+
+class Counting(nn.Module):
+    """Counts the rows that pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.rows += x.shape[0]
+        return x
+
+
+class EncoderDecoder(nn.Module):
+    """The decoder is called with two tensors, one of them a skip around the bottleneck."""
+
+    def __init__(self, decoder: nn.Module | None = None) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), Counting())
+        self.decoder = decoder or Decoder()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        low = self.encoder(x)
+        return self.decoder({"low": low, "high": torch.relu(low)})
+
+
+class Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = Counting()
+        self.mix = nn.Conv2d(8, 4, 1)
+        self.out = nn.ModuleList([nn.Conv2d(4, 4, 1), nn.Conv2d(4, 3, 1)])
+
+    def forward(self, features: dict[str, torch.Tensor]) -> torch.Tensor:
+        x = torch.relu(self.mix(self.count(torch.cat([features["low"], features["high"]], 1))))
+        for layer in self.out:
+            x = layer(x)
+        return x
+
+
+PARTIAL = {
+    "decoder": (EncoderDecoder, (3, 5, 5), {"include": "decoder.*"}, ["decoder"]),
+    "list in it": (
+        EncoderDecoder,
+        (3, 5, 5),
+        {"include": "decoder.out.*"},
+        ["decoder.out.0", "decoder.out.1"],
+    ),
+    "last layer": (ResNet, (3, 8, 8), {"include": "head"}, ["head"]),
+    "last stages": (ResNet, (3, 8, 8), {"include": ["stage2.*", "head"]}, ["stage2", "head"]),
+    "sequential": (Mlp, (5,), {"exclude": "0"}, ["2", "4"]),
+    "chosen": (ResNet, (3, 8, 8), {"include": "head", "spread_at": "stage2"}, ["stage2"]),
+}
+
+
+@pytest.mark.parametrize("case", PARTIAL)
+def test_partial_conversion_equals_the_fully_spread_computation(case: str) -> None:
+    make, shape, options, stages = PARTIAL[case]
+    net = settle(make()).double()
+    model = lpbnn.build(net, "lpbnn", members=3, num_data=10, **options).eval()
+    assert model.stages == stages
+    x = torch.randn(4, *shape, dtype=torch.float64)
+    together, alone = members_and_ordinary(model, x)
+    torch.testing.assert_close(together, alone)
+    torch.manual_seed(7)
+    partly = model(x)
+    model.stages = [""]
+    torch.manual_seed(7)
+    torch.testing.assert_close(partly, model(x), rtol=0, atol=1e-14)
+
+
+def test_the_unconverted_part_runs_once_per_example() -> None:
+    net = EncoderDecoder()
+    model = lpbnn.build(net, "lpbnn", members=4, num_data=10, include="decoder").eval()
+    model(torch.randn(2, 3, 5, 5))
+    assert (net.encoder[2].rows, net.decoder.count.rows) == (2, 8)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_partial_conversion_trains_by_split(size: int) -> None:
+    net = EncoderDecoder()
+    model = lpbnn.build(net, "lpbnn", members=4, num_data=10, include="decoder").train()
+    model.loss(torch.randn(size, 3, 5, 5), torch.randint(3, (size, 5, 5)))["loss"].backward()
+    assert (net.encoder[2].rows, net.decoder.count.rows) == (size, 4)
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_tensor_around_the_stage_is_explained() -> None:
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.a(x)
+            return x + self.b(x)
+
+    model = lpbnn.build(Around(), "batchensemble", include="b")
+    with pytest.raises(RuntimeError) as caught:
+        model(torch.randn(3, 4))
+    assert "spreads the batch over the members at ['b']" in caught.value.__notes__[0]
+    model = lpbnn.build(Around(), "batchensemble", include="b", spread_at="")
+    assert model(torch.randn(3, 4)).shape == (4, 3, 4)
+
+
+def test_spread_at_must_exist() -> None:
+    with pytest.raises(ValueError, match="spread_at='decodr' is no module"):
+        lpbnn.build(EncoderDecoder(), "batchensemble", spread_at="decodr")
+
+
+def test_a_lone_layer_can_be_built() -> None:
+    assert lpbnn.build(nn.Linear(3, 2), "batchensemble")(torch.randn(5, 3)).shape == (4, 5, 2)
+
+
+def test_factors_must_fit_the_layer() -> None:
+    with pytest.raises(ValueError, match=r"\(3, 2\) inputs and outputs"):
+        FastWeight(nn.Linear(3, 2), FixedFactors(torch.ones(1, 2), torch.ones(1, 3)))

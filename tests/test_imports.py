@@ -1,0 +1,83 @@
+"""Imports point one way: what stands later may use what stands before, never the reverse."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import lpbnn
+
+SOURCE = Path(lpbnn.__file__).parent
+LEVELS = [
+    {"members", "losses", "metrics", "backbones", "data"},
+    {
+        "factors",
+        "layers",
+        "attention",
+        "convert",
+        "model",
+        "ensemble",
+        "predict",
+        "posterior",
+        "export",
+    },
+    {"methods"},
+    {"engine"},
+    {"experiments", "report"},
+    {"cli"},
+]
+
+
+def level(part: str) -> int:
+    found = [number for number, parts in enumerate(LEVELS) if part in parts]
+    assert found, f"{part} is not in the order of imports; give it a place in LEVELS"
+    return found[0]
+
+
+def imported(path: Path) -> set[str]:
+    """Parts of lpbnn that a file imports when it runs (imports for types only do not count)."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+            node.body = []
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: write imports in full"
+            if node.module == "lpbnn":
+                names |= {f"lpbnn.{alias.name}" for alias in node.names}
+            else:
+                names.add(node.module or "")
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    return {name.split(".")[1] for name in names if name.startswith("lpbnn.")}
+
+
+def test_imports_point_one_way() -> None:
+    wrong = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        part = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        if part == "__init__":  # the public surface stands above methods
+            continue
+        wrong += [
+            f"{path.relative_to(SOURCE)} imports lpbnn.{other}"
+            for other in imported(path)
+            if level(other) > level(part)
+        ]
+    assert not wrong, wrong
+
+
+def test_importing_lpbnn_is_light_and_silent() -> None:
+    """No import has an effect, and the library does not drag in what only the command needs."""
+    code = (
+        "import sys, torch; state = torch.get_rng_state(); import lpbnn; "
+        "assert torch.equal(state, torch.get_rng_state()); "
+        "heavy = {'lightning', 'matplotlib', 'sklearn', 'tyro', 'onnx', 'scipy'} & set(sys.modules); "
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stdout
+    assert not done.stderr

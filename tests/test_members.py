@@ -1,0 +1,63 @@
+"""The member axis: member-major rows, whatever J and B."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lpbnn.members import gather, per_row, row_weights, rows_needed, spread, spread_tree
+
+batches, ensembles = st.integers(1, 17), st.integers(1, 6)
+
+
+@given(batches, ensembles)
+def test_repeat_gives_every_example_to_every_member(batch: int, members: int) -> None:
+    x = torch.arange(batch * 2).view(batch, 2)
+    rows = spread(x, members)
+    assert len(rows) == rows_needed(batch, members) == batch * members
+    assert all(torch.equal(part, x) for part in gather(rows, members))
+
+
+@given(batches, ensembles)
+def test_split_feeds_every_member_and_counts_every_example_once(batch: int, members: int) -> None:
+    rows = spread(torch.arange(batch), members, "split")
+    assert len(rows) == rows_needed(batch, members, "split")
+    assert len(rows) % members == 0
+    assert len(rows) < batch + members  # never more than a row per member wasted
+    weights = row_weights(batch, members, "split", rows.device)
+    if weights is None:
+        weights = torch.ones(len(rows))
+    assert torch.allclose(torch.zeros(batch).index_add(0, rows, weights), torch.ones(batch))
+
+
+@given(batches, ensembles)
+def test_factors_meet_the_rows_of_their_member(batch: int, members: int) -> None:
+    factor = torch.arange(members, dtype=torch.float).view(members, 1)
+    member_of_row = per_row(factor, batch * members).expand(batch * members, 1)
+    assert torch.equal(gather(member_of_row, members), factor.view(-1, 1, 1).expand(-1, batch, 1))
+
+
+def test_split_is_free_when_it_divides() -> None:
+    x = torch.randn(8, 3)
+    assert spread(x, 4, "split") is x
+    assert row_weights(8, 4, "split", x.device) is None
+
+
+def test_channels_last_survives() -> None:
+    x = torch.randn(4, 3, 5, 5).to(memory_format=torch.channels_last)
+    assert spread(x, 2).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_only_the_batch_is_spread() -> None:
+    batch, mask, scale = torch.zeros(3, 2), torch.zeros(2, 2), torch.tensor(1.0)
+    tree = spread_tree({"x": [batch, mask], "scale": scale, "flag": True}, batch=3, members=2)
+    assert [tuple(t.shape) for t in tree["x"]] == [(6, 2), (2, 2)]
+    assert tree["scale"] is scale
+    assert tree["flag"] is True
+
+
+@pytest.mark.parametrize("mode", ["repeat", "split"])
+def test_gradients_flow_back_to_the_example(mode: str) -> None:
+    x = torch.ones(3, requires_grad=True)
+    spread(x, 2, mode).sum().backward()
+    assert x.grad.tolist() == ([2.0, 2.0, 2.0] if mode == "repeat" else [2.0, 1.0, 1.0])

@@ -1,0 +1,65 @@
+"""The posterior of r^ is an exact low-rank Gaussian, and training moves it."""
+
+import pytest
+import torch
+from networks import Mlp
+from torch import nn
+
+import lpbnn
+from lpbnn.factors import LatentFactors
+
+
+@pytest.fixture
+def model() -> lpbnn.Model:
+    model = lpbnn.build(Mlp(), "lpbnn", members=3, num_data=10, latent=4, log_variance=-1.0)
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.factors.encoder.weight[4:] += 0.3 * torch.randn_like(
+                layer.factors.encoder.weight[4:]
+            )
+    return model.double()
+
+
+def test_mean_and_covariance_against_100000_draws(model: lpbnn.Model) -> None:
+    draws = 100_000
+    for layer in model.layers:
+        expected = lpbnn.posterior(model)[layer.path]
+        assert isinstance(layer.factors, LatentFactors)
+        with torch.no_grad():
+            r = layer.factors.draw(draws)[0].view(draws, 3, -1)
+        noise = expected.std / draws**0.5
+        assert ((r.mean(0) - expected.mean).abs() < 6 * noise).all()
+        for j in range(3):
+            scale = expected.std[j].outer(expected.std[j])
+            error = (torch.cov(r[:, j].T) - expected.covariance[j]) / scale
+            assert error.abs().max() < 6 * (2 / draws) ** 0.5
+            drawn = torch.corrcoef(r[:, j].T)
+            torch.testing.assert_close(drawn, expected.correlation[j], atol=0.03, rtol=0)
+
+
+def test_covariance_is_low_rank_and_correlation_is_one_on_the_diagonal(model: lpbnn.Model) -> None:
+    layer = lpbnn.posterior(model)["2"]
+    assert layer.factor.shape == (3, 7, 4)
+    assert torch.linalg.matrix_rank(layer.covariance).tolist() == [4, 4, 4]
+    ones = torch.ones(3, 7, dtype=torch.float64)
+    torch.testing.assert_close(layer.correlation.diagonal(dim1=1, dim2=2), ones)
+    torch.testing.assert_close(layer.std.square(), layer.covariance.diagonal(dim1=1, dim2=2))
+
+
+def test_as_a_torch_distribution(model: lpbnn.Model) -> None:
+    layer = lpbnn.posterior(model)["0"]
+    q = layer.distribution(jitter=1e-9)
+    torch.testing.assert_close(q.mean, layer.mean)
+    torch.testing.assert_close(q.covariance_matrix, layer.covariance, atol=1e-8, rtol=0)
+    assert q.log_prob(q.sample()).isfinite().all()
+
+
+def test_only_what_has_a_latent_posterior() -> None:
+    model = lpbnn.build(Mlp(), "lpbnn", num_data=10, include="2")
+    assert list(lpbnn.posterior(model)) == ["2"]
+    with pytest.raises(ValueError, match="no layer with a latent posterior"):
+        lpbnn.posterior(nn.Linear(3, 3))
+
+
+def test_it_can_be_read_at_any_time_and_leaves_no_graph(model: lpbnn.Model) -> None:
+    assert not lpbnn.posterior(model)["0"].mean.requires_grad
