@@ -7,8 +7,8 @@ the rest trains.
 Out of distribution: 800 grey 8x8 patches at full resolution from scikit-learn's two sample photos
 (a Chinese temple, a flower), 400 each, from a non-overlapping grid. Flat patches (grey standard
 deviation under 20 of 255: sky and petals) are left out, and each patch is stretched to 0..255.
-Without either step contrast alone gives them away: a small CNN's maximum probability separates
-them with AUROC .98; with both it reaches .90 and an MLP .86, so there is room on either side.
+Without either step low contrast alone gives them away: a small CNN's maximum probability separates
+raw patches with AUROC .98, these with .90 to .92 (three seeds), and an MLP with .97 to .98.
 """
 
 from __future__ import annotations
