@@ -1,6 +1,6 @@
 """Handwritten digits, 8x8 grey: real images that need no download (scikit-learn embeds them).
 
-1,797 digits of 43 writers (Alpaydin & Kaynak, 1998; the UCI test part), values 0..16 stored as
+1,797 digits of 13 writers (Alpaydin & Kaynak, 1998; the UCI test part), values 0..16 stored as
 round(255 v / 16). The split is fixed and stratified: 36 test and 18 validation images per class,
 the rest trains.
 
