@@ -1,0 +1,255 @@
+r"""DUQ: one pass; how sure it is depends on how near the features are to a class's centroid.
+
+.. math::
+    K_c(x) = \exp\left(-\frac{\|W_c f(x) - e_c\|^2 / n}{2 \sigma^2}\right), \quad
+    \text{score} = 1 - \max_c K_c
+
+    L = \overline{-\tfrac1C \sum_c y_c \log K_c + (1 - y_c) \log(1 - K_c)}
+        + \lambda \, \overline{\left(\left\|\nabla_x \sum_c K_c\right\| - 1\right)^2}
+
+    N_c \leftarrow \gamma N_c + (1 - \gamma) n_c, \quad
+    m_c \leftarrow \gamma m_c + (1 - \gamma) \sum_{i: y_i = c} W_c f(x_i), \quad e_c = m_c / N_c
+
+n numbers make a centroid; the n_c examples of class c are those of the last batch, seen in evaluation
+mode after the optimizer's step (``after_step``). The two-sided penalty is on the gradient by the inputs
+and keeps distances between them visible in the features; it costs a second backward pass.
+
+The network's last ``nn.Linear`` is taken out (it says how many classes there are) and f is what it was
+given. Outputs are log K_c. The K_c are no distribution: where probabilities are asked for, as by NLL and
+ECE, they are K_c / sum K, which is the softmax of the outputs. Only K_c itself knows of distance, so
+it alone is the score.
+
+The paper trains with a learning rate of 0.05 and weight decay 5e-4, on everything; larger rates diverge.
+
+van Amersfoort, Smith, Teh, Gal: Uncertainty estimation using a single deep deterministic neural network,
+ICML 2020.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from lpbnn.factors import at_least_float32, full_precision
+from lpbnn.losses import check_targets
+from lpbnn.model import Model, Terms, as_call, batch_size, total
+from lpbnn.predict import _evaluating
+
+if TYPE_CHECKING:
+    from lpbnn.predict import Prediction
+
+Score = Literal["kernel", "confidence"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    num_data: int | None = None  # not needed: taken so that methods can be swapped
+    members: int = 1
+    sigma: float = 0.1  # length scale of the kernel
+    gamma: float = 0.999  # of the moving averages
+    gradient_penalty: float = 0.5  # lambda; the paper has 0.5 to 0.75 for CIFAR-10. 0: none
+    embedding: int | None = None  # n, numbers in a centroid; None: as many as features
+    count: float = 13.0  # N_c before training: the examples of a class in a batch (128 / 10)
+    head: str | None = None  # path of the nn.Linear to take out; None: "head", else the last one
+    score: Score = "kernel"  # 1 - max K_c; "confidence": 1 - max p, as for the other methods
+
+    def __post_init__(self) -> None:
+        if self.members != 1:
+            raise ValueError(
+                f"members={self.members!r}: duq is one network; use 'ensemble' for more."
+            )
+        for name in ("sigma", "count"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)!r}: expected a number above 0.")
+        if not 0 <= self.gamma < 1:
+            raise ValueError(f"gamma={self.gamma!r}: expected a number with 0 <= gamma < 1.")
+        if self.gradient_penalty < 0:
+            raise ValueError(
+                f"gradient_penalty={self.gradient_penalty!r}: expected a number of at least 0."
+            )
+        if self.embedding is not None and self.embedding < 1:
+            raise ValueError(f"embedding={self.embedding!r}: expected an integer of at least 1.")
+        if self.score not in get_args(Score):
+            raise ValueError(f"score={self.score!r} is not known; choose 'kernel' or 'confidence'.")
+
+
+class RadialBasis(Model):
+    """Features, one matrix W_c and one centroid per class.
+
+    Args:
+        net: gives the features (batch, F); its head has been taken out.
+        features: F.
+        classes: how many.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+        >>> model = RadialBasis(net, Config(), features=8, classes=3)
+        >>> x, y = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
+        >>> list(model.loss(x, y))
+        ['loss', 'bce', 'gradient_penalty']
+        >>> model.after_step()  # after the optimizer's: moves the centroids
+        >>> tuple(model.centroids.shape), tuple(model.strangeness(model(x)).shape)
+        ((8, 3), (1, 5))
+    """
+
+    stochastic = False
+    N: Tensor
+    m: Tensor
+
+    def __init__(
+        self, net: nn.Module, config: Config, *, features: int, classes: int, **options: Any
+    ) -> None:
+        super().__init__(net, **options)
+        self.config = config
+        width = config.embedding or features
+        self.W = nn.Parameter(torch.empty(width, classes, features))
+        nn.init.kaiming_normal_(self.W, nonlinearity="relu")
+        self.register_buffer("N", torch.full((classes,), config.count))
+        self.register_buffer("m", 0.05 * torch.randn(width, classes) * config.count)
+        self._last: tuple[Any, Tensor] | None = None  # the batch, from the loss to after_step
+
+    @property
+    def centroids(self) -> Tensor:
+        """e_c, (n, C)."""
+        return self.m / self.N
+
+    def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
+        distance = (self.embed(args, kwargs) - self.centroids).square().mean(1)
+        return (distance / (-2 * self.config.sigma**2)).unsqueeze(0)
+
+    def embed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """W_c f(x) for every class, (B, n, C)."""
+        batch_size(args, kwargs)
+        features = self.readout(self.net(*args, **kwargs))
+        if features.dim() != 2 or features.shape[1] != self.W.shape[2]:
+            raise ValueError(
+                f"duq took out a head with {self.W.shape[2]} inputs, but the network now gives "
+                f"features of shape {tuple(features.shape)}; expected (batch, {self.W.shape[2]}). "
+                "Fix: build(..., head='path of the nn.Linear that the network ends with')."
+            )
+        # Distances are magnified 1 / (2 sigma^2) = 50 times: bfloat16 would leave one digit.
+        with full_precision(features.device):
+            weight = at_least_float32(self.W)
+            return torch.einsum("bf,ncf->bnc", features.to(weight.dtype), weight)
+
+    def loss(self, x: Any, y: Tensor) -> Terms:
+        learning = self.training and torch.is_grad_enabled()
+        if learning:
+            self._last = (tree_map_only(Tensor, Tensor.detach, x), y)
+        if learning and self.config.gradient_penalty > 0:
+            penalised: Callable[[Any, Tensor], Terms] = self._penalised
+            if torch.compiler.is_compiling():  # a compiled graph cannot be differentiated twice
+                penalised = torch.compiler.disable(penalised)  # type: ignore[assignment]
+            return penalised(x, y)
+        args, kwargs = as_call(x)
+        log_k = self(*args, **kwargs).squeeze(0)
+        return total(bce=self.bce(log_k, y), gradient_penalty=log_k.new_zeros(()))
+
+    def _penalised(self, x: Any, y: Tensor) -> Terms:
+        x, inputs = _watched(x)
+        args, kwargs = as_call(x)
+        log_k = self.outputs(*args, **kwargs).squeeze(0)  # not self(...), which may be compiled
+        penalty = self.config.gradient_penalty * input_penalty(log_k.exp().sum(), inputs)
+        return total(bce=self.bce(log_k, y), gradient_penalty=penalty)
+
+    def bce(self, log_k: Tensor, y: Tensor) -> Tensor:
+        """Binary cross-entropy of every K_c, mean over classes and examples."""
+        check_targets(log_k, y, self.task)
+        counted = y != self.ignore_index
+        labels = y.where(counted, 0)
+        weights = counted.to(log_k.dtype)
+        if self.class_weights is not None:
+            class_weights: Tensor = self.class_weights  # type: ignore[assignment]
+            weights = weights * class_weights.to(log_k.dtype)[labels]
+        # In logarithms, so that K = 0 and K = 1 cost no precision and no infinity.
+        others = torch.log(-torch.expm1(log_k.clamp_max(-1e-6)))
+        rows = -others.scatter(1, labels.unsqueeze(1), log_k.gather(1, labels.unsqueeze(1))).mean(1)
+        return (rows * weights).sum() / weights.sum()
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        if self._last is None:
+            return
+        (x, y), self._last = self._last, None  # released: a model is copied without its data
+        args, kwargs = as_call(x)
+        with _evaluating(self):
+            embedded = self.embed(args, kwargs)
+        counted = y != self.ignore_index
+        classes = torch.arange(len(self.N), device=y.device)
+        ours = ((y.unsqueeze(1) == classes) & counted.unsqueeze(1)).to(embedded.dtype)  # (B, C)
+        gamma = self.config.gamma
+        self.N.mul_(gamma).add_(ours.sum(0), alpha=1 - gamma)
+        self.m.mul_(gamma).add_(torch.einsum("bnc,bc->nc", embedded, ours), alpha=1 - gamma)
+
+    def strangeness(self, outputs: Tensor) -> Tensor | None:
+        """1 - max K_c of member outputs, (S, B); None where confidence is to be the score."""
+        return None if self.config.score == "confidence" else -torch.expm1(outputs.amax(2))
+
+    def score(self, prediction: "Prediction") -> Tensor:
+        own = getattr(prediction, "strangeness", None)
+        return super().score(prediction) if own is None else own
+
+
+def _watched(x: Any) -> tuple[Any, list[Tensor]]:
+    """The batch with its floating-point tensors as leaves to differentiate by, and these."""
+    x = tree_map_only(
+        Tensor, lambda t: t.detach().requires_grad_() if t.is_floating_point() else t, x
+    )
+    inputs = [t for t in tree_leaves(x) if isinstance(t, Tensor) and t.is_floating_point()]
+    if not inputs:
+        raise TypeError(
+            "duq's gradient penalty is on the gradient by the inputs, and none of them is of floating "
+            "point. Fix: build(..., gradient_penalty=0)."
+        )
+    return x, inputs
+
+
+def input_penalty(output: Tensor, inputs: list[Tensor]) -> Tensor:
+    r"""Two-sided: mean over the examples of :math:`(\|\nabla_x output\| - 1)^2`.
+
+    Example:
+        >>> x = torch.randn(4, 2, requires_grad=True)
+        >>> input_penalty((x @ torch.tensor([3.0, 4.0])).sum(), [x])  # (5 - 1)^2
+        tensor(16.)
+    """
+    gradients = torch.autograd.grad(output, inputs, create_graph=True, allow_unused=True)
+    used = [at_least_float32(g).reshape(len(g), -1) for g in gradients if g is not None]
+    norm = torch.cat(used, 1).norm(dim=1)
+    return (norm - 1).square().mean()
+
+
+def build(net: nn.Module, config: Config, **model_options: Any) -> Model:
+    if (task := model_options.get("task", "classification")) != "classification":
+        raise ValueError(
+            f"duq has no task={task!r}: its centroids are those of the classes of whole inputs. It has "
+            "'classification'. Fix: choose another method, such as 'lpbnn'."
+        )
+    path, head = _find_head(net, config.head)
+    parent, _, name = path.rpartition(".")
+    setattr(net.get_submodule(parent), name, nn.Identity())
+    model = RadialBasis(
+        net, config, features=head.in_features, classes=head.out_features, **model_options
+    )
+    return model.to(head.weight.device, head.weight.dtype)
+
+
+def _find_head(net: nn.Module, path: str | None) -> tuple[str, nn.Linear]:
+    """The linear layer that the network ends with, under its path."""
+    linear = {p: m for p, m in net.named_modules() if isinstance(m, nn.Linear) and p}
+    found = ", ".join(linear) or "none"
+    if path is not None:
+        if path not in linear:
+            raise ValueError(
+                f"head={path!r} is no nn.Linear of the network. Linear layers found: {found}."
+            )
+        return path, linear[path]
+    if not linear:
+        raise ValueError(
+            f"duq takes out the nn.Linear that the network ends with, and {type(net).__name__} has "
+            "none. Fix: end the network with nn.Flatten() and nn.Linear(features, classes)."
+        )
+    path = "head" if "head" in linear else next(reversed(linear))
+    return path, linear[path]

@@ -1,0 +1,174 @@
+r"""EDL: the network's outputs are evidence for a Dirichlet over the class probabilities.
+
+.. math::
+    \alpha = e(f(x)) + 1, \quad S = \sum_k \alpha_k, \quad p_k = \alpha_k / S, \quad u = K / S
+
+    L = \overline{\sum_k (y_k - p_k)^2 + \frac{p_k (1 - p_k)}{S + 1}}
+        + \lambda_t \, \overline{KL(Dir(\tilde\alpha) \| Dir(1))}, \quad
+    \tilde\alpha = y + (1 - y) \odot \alpha
+
+The first term is the expected squared error under the Dirichlet; the second takes back the evidence
+for wrong classes, and its weight :math:`\lambda_t = \min(1, \text{epoch} / 10)` starts at zero. K / S,
+the vacuity, is 1 where the network has no evidence at all.
+
+``evidence`` is exp by default, as the authors' code recommends; relu, of the paper's first example, leaves
+an example without a gradient where all its outputs are negative.
+
+Sensoy, Kaplan, Kandemir: Evidential deep learning to quantify classification uncertainty, NeurIPS
+2018.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lpbnn.factors import at_least_float32
+from lpbnn.losses import check_targets
+from lpbnn.model import Model, Terms, as_call, batch_size, total
+
+if TYPE_CHECKING:
+    from lpbnn.predict import Prediction
+
+Evidence = Literal["exp", "softplus", "relu"]
+Score = Literal["vacuity", "confidence"]
+
+EVIDENCE: dict[str, Callable[[Tensor], Tensor]] = {
+    "exp": lambda outputs: outputs.clamp(-10, 10).exp(),  # as published: e^10 is evidence enough
+    "softplus": F.softplus,
+    "relu": F.relu,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    num_data: int | None = (
+        None  # not needed: the KL is a mean; taken so that methods can be swapped
+    )
+    members: int = 1
+    evidence: Evidence = "exp"
+    anneal: float = 10  # epochs over which the KL grows to its full weight; 0: at once
+    score: Score = "vacuity"  # K / S; "confidence": 1 - max p, as for the other methods
+
+    def __post_init__(self) -> None:
+        if self.members != 1:
+            raise ValueError(
+                f"members={self.members!r}: edl is one network; use 'ensemble' for more."
+            )
+        for name, choices in (("evidence", EVIDENCE), ("score", get_args(Score))):
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} is not known; choose one of "
+                    f"{', '.join(choices)}."
+                )
+        if self.anneal < 0:
+            raise ValueError(f"anneal={self.anneal!r}: expected a number of epochs of at least 0.")
+
+
+class Evidential(Model):
+    """One network whose outputs are evidence, class by class (pixel by pixel in segmentation).
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> model = Evidential(net, Config())
+        >>> terms = model.loss(torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1]))
+        >>> list(terms)
+        ['loss', 'risk', 'kl']
+        >>> tuple(model.strangeness(model(torch.randn(5, 4))).shape)  # K / S
+        (1, 5)
+    """
+
+    stochastic = False
+
+    def __init__(self, net: nn.Module, config: Config, **options: Any) -> None:
+        super().__init__(net, **options)
+        if self.task == "regression":
+            raise ValueError(
+                "edl has no task='regression': a Dirichlet is a distribution over classes. It has "
+                "'classification' and 'segmentation'. Fix: choose another method, such as 'lpbnn'."
+            )
+        self.evidence = config.evidence
+        self.anneal = config.anneal
+        self.score_by = config.score
+        self.kl_weight = 1.0  # in a loop that never calls before_epoch: the full KL
+
+    def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
+        batch_size(args, kwargs)
+        return self.readout(self.net(*args, **kwargs)).unsqueeze(0)
+
+    def alpha(self, outputs: Tensor) -> Tensor:
+        """The Dirichlet's parameters, of the shape of the outputs."""
+        return EVIDENCE[self.evidence](at_least_float32(outputs)) + 1
+
+    def likelihood(self, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        alpha = self.alpha(outputs)
+        return alpha / alpha.sum(2, keepdim=True), None
+
+    def loss(self, x: Any, y: Tensor) -> Terms:
+        args, kwargs = as_call(x)
+        alpha = self.alpha(self(*args, **kwargs).squeeze(0))
+        check_targets(alpha, y, self.task)
+        counted = y != self.ignore_index
+        labels = y.where(counted, 0).unsqueeze(1)
+        weights = counted.to(alpha.dtype)
+        if self.class_weights is not None:
+            class_weights: Tensor = self.class_weights  # type: ignore[assignment]
+            weights = weights * class_weights.to(alpha.dtype)[labels.squeeze(1)]
+        weights = weights / weights.sum()
+        risk = (bayes_risk(alpha, labels) * weights).sum()
+        wrong = kl_to_uniform(alpha.scatter(1, labels, 1.0))
+        return total(risk=risk, kl=self.kl_weight * (wrong * weights).sum())
+
+    def before_epoch(self, epoch: int, epochs: int) -> None:
+        self.kl_weight = min(1.0, epoch / self.anneal) if self.anneal else 1.0
+
+    def strangeness(self, outputs: Tensor) -> Tensor | None:
+        """K / S of member outputs, (S, B, ...); None where confidence is to be the score."""
+        return None if self.score_by == "confidence" else self.alpha(outputs).mean(2).reciprocal()
+
+    def score(self, prediction: "Prediction") -> Tensor:
+        own = getattr(prediction, "strangeness", None)
+        return super().score(prediction) if own is None else own
+
+
+def bayes_risk(alpha: Tensor, labels: Tensor) -> Tensor:
+    r"""Expected squared error :math:`E_{p \sim Dir(\alpha)} \|y - p\|^2`, (n, ...).
+
+    Args:
+        alpha: (n, K, ...).
+        labels: (n, 1, ...), the index at which y is one.
+
+    Example:
+        >>> bayes_risk(torch.ones(1, 2), torch.tensor([[0]]))  # 2 E (1 - p)^2, p uniform
+        tensor([0.6667])
+    """
+    strength = alpha.sum(1, keepdim=True)
+    p = alpha / strength
+    squares = p.square().sum(1)  # sum (y - p)^2 = 1 - 2 p_y + sum p^2, without a one-hot tensor
+    return (
+        1 - 2 * p.gather(1, labels).squeeze(1) + squares + (1 - squares) / (strength.squeeze(1) + 1)
+    )
+
+
+def kl_to_uniform(alpha: Tensor) -> Tensor:
+    """KL(Dir(alpha) || Dir(1)) over the classes of alpha (n, K, ...), giving (n, ...).
+
+    Example:
+        >>> kl_to_uniform(torch.ones(2, 3))
+        tensor([0., 0.])
+    """
+    strength = alpha.sum(1)
+    return (
+        torch.lgamma(strength)
+        - math.lgamma(alpha.shape[1])
+        - torch.lgamma(alpha).sum(1)
+        + ((alpha - 1) * (torch.digamma(alpha) - torch.digamma(strength).unsqueeze(1))).sum(1)
+    )
+
+
+def build(net: nn.Module, config: Config, **model_options: Any) -> Model:
+    return Evidential(net, config, **model_options)

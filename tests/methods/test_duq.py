@@ -1,0 +1,269 @@
+"""DUQ: kernels, centroids and the gradient penalty against their equations; nothing is left behind."""
+
+import copy
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from networks import Mlp, ResNet, UsersOwn, settle
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import lpbnn
+from lpbnn import backbones
+from lpbnn.methods.duq import Config, RadialBasis, input_penalty
+
+
+def build(net: nn.Module, **options: Any) -> RadialBasis:
+    model = lpbnn.build(net, "duq", **options)
+    assert isinstance(model, RadialBasis)
+    return model
+
+
+def step(model: RadialBasis, x: Any, y: Tensor, lr: float = 0.05) -> Tensor:
+    sgd = torch.optim.SGD(model.parameter_groups(), lr)
+    loss = model.loss(x, y)["loss"]
+    loss.backward()
+    sgd.step()
+    sgd.zero_grad()
+    model.after_step()
+    return loss
+
+
+def test_outputs_are_the_logarithms_of_the_kernels() -> None:
+    model = build(Mlp(), sigma=0.3, embedding=4).double()
+    x = torch.randn(5, 5, dtype=torch.float64)
+    features = model.net(x)
+    assert features.shape == (5, 6)
+    for c in range(3):
+        centroid = model.m[:, c] / model.N[c]
+        for i in range(5):
+            distance = (model.W[:, c] @ features[i] - centroid).square().mean()
+            torch.testing.assert_close(model(x)[0, i, c].exp(), (-distance / (2 * 0.3**2)).exp())
+
+
+def test_bce_is_that_of_torch_on_the_kernels() -> None:
+    model, x, y = build(Mlp(), sigma=1.0).double().eval(), torch.randn(9, 5), torch.randint(3, (9,))
+    kernels = model(x.double())[0].exp()
+    expected = F.binary_cross_entropy(kernels, F.one_hot(y, 3).double())
+    torch.testing.assert_close(model.loss(x.double(), y)["bce"], expected)
+
+
+def test_bce_stays_finite_on_a_centroid_and_far_from_all() -> None:
+    model = build(Mlp())
+    log_k = torch.tensor([[0.0, -1e4, -1e4], [0.0, 0.0, -1e9]], requires_grad=True)
+    loss = model.bce(log_k, torch.tensor([1, 2]))
+    loss.backward()
+    assert loss.isfinite()
+    assert log_k.grad.isfinite().all()
+
+
+def test_class_weights_and_the_ignored_label_are_those_of_a_weighted_mean() -> None:
+    weights, log_k, y = torch.tensor([1.0, 2.0, 0.5]), -torch.rand(8, 3), torch.randint(3, (8,))
+    y[2] = -100
+    each = torch.stack([build(Mlp()).bce(log_k[i : i + 1], y[i : i + 1]) for i in range(8)])
+    valid = y != -100
+    expected = (each * weights[y.clamp_min(0)])[valid].sum() / weights[y[valid]].sum()
+    torch.testing.assert_close(build(Mlp(), class_weights=weights).bce(log_k, y), expected)
+
+
+def test_centroids_are_the_moving_average_of_the_stepped_network_in_evaluation_mode() -> None:
+    model = build(settle(ResNet()), gamma=0.9, count=2.0).double().train()
+    count, total = model.N.clone(), model.m.clone()
+    for batch in (7, 3, 5):
+        x, y = torch.randn(batch, 3, 8, 8, dtype=torch.float64), torch.randint(3, (batch,))
+        step(model, x, y)
+        features = copy.deepcopy(model).eval().net(x)
+        for c in range(3):
+            count[c] = 0.9 * count[c] + 0.1 * (y == c).sum()
+            total[:, c] *= 0.9
+            for i in range(batch):
+                if y[i] == c:
+                    total[:, c] += 0.1 * (model.W[:, c] @ features[i]).detach()
+    torch.testing.assert_close(model.N, count)
+    torch.testing.assert_close(model.centroids, total / count)
+
+
+def test_a_class_without_examples_keeps_its_centroid() -> None:
+    model = build(Mlp(), gamma=0.5)
+    before = model.centroids.clone()
+    step(model, torch.randn(4, 5), torch.tensor([0, 0, 1, -100]))
+    torch.testing.assert_close(model.centroids[:, 2], before[:, 2])
+    assert not torch.allclose(model.centroids[:, 0], before[:, 0])
+
+
+def test_after_step_leaves_statistics_modes_and_the_batch_as_they_were() -> None:
+    model = build(ResNet()).train()
+    model.net.stage1.eval()  # a part frozen by its user
+    x, y = torch.randn(6, 3, 8, 8), torch.randint(3, (6,))
+    assert model.loss(x, y)["loss"].requires_grad
+    assert not x.requires_grad
+    statistics = copy.deepcopy(dict(model.net.named_buffers()))
+    pickle.loads(pickle.dumps(copy.deepcopy(model)))  # while the batch is held
+    model.after_step()
+    torch.testing.assert_close(dict(model.net.named_buffers()), statistics)
+    assert model.training
+    assert not model.net.stage1.training
+    assert model._last is None
+    centroids = model.centroids
+    model.after_step()  # no new batch: nothing moves
+    assert torch.equal(model.centroids, centroids)
+
+
+def test_the_penalty_is_that_of_a_function_with_known_gradient() -> None:
+    x = torch.randn(6, 2, 2, dtype=torch.float64, requires_grad=True)
+    weight = torch.tensor([[2.0, 0.0], [1.0, 2.0]], dtype=torch.float64)
+    assert input_penalty((x * weight).sum(), [x]).item() == pytest.approx((3 - 1) ** 2)
+    norms = x.detach().flatten(1).norm(dim=1)
+    torch.testing.assert_close(
+        input_penalty(x.square().sum() / 2, [x]), (norms - 1).square().mean()
+    )
+    flat = input_penalty((x * 0).sum(), [x])
+    assert flat.item() == 1.0
+
+
+def test_the_penalty_is_by_all_inputs_of_an_example_together() -> None:
+    x, z = torch.randn(3, 1, requires_grad=True), torch.randn(3, 1, requires_grad=True)
+    assert input_penalty((3 * x + 4 * z).sum(), [x, z]).item() == pytest.approx(16)
+
+
+def test_the_penalty_is_on_the_sum_of_kernels_and_trains_the_network() -> None:
+    model = build(Mlp(), gradient_penalty=0.7, sigma=0.5).double()
+    x, y = torch.randn(4, 5, dtype=torch.float64), torch.randint(3, (4,))
+    jacobian = torch.autograd.functional.jacobian(lambda x: model(x)[0].exp().sum(1), x)
+    norms = torch.stack([jacobian[i, i].norm() for i in range(4)])
+    penalty = model.loss(x, y)["gradient_penalty"]
+    torch.testing.assert_close(penalty, 0.7 * (norms - 1).square().mean())
+    penalty.backward()
+    assert all(p.grad.abs().sum() > 0 for name, p in model.named_parameters() if "bias" not in name)
+
+
+def test_the_penalty_is_for_training_only() -> None:
+    model, x, y = build(Mlp()), torch.randn(4, 5), torch.randint(3, (4,))
+    assert model.loss(x, y)["gradient_penalty"] > 0
+    assert model.eval().loss(x, y)["gradient_penalty"] == 0
+    with torch.no_grad():
+        assert model.train().loss(x, y)["gradient_penalty"] == 0
+    assert build(Mlp(), gradient_penalty=0).loss(x, y)["gradient_penalty"] == 0
+
+
+def test_probabilities_are_the_kernels_normalised_and_only_the_kernels_know_of_distance() -> None:
+    model, x = build(Mlp(), sigma=0.5).eval(), torch.randn(6, 5)
+    kernels = model(x)[0].exp()
+    torch.testing.assert_close(
+        lpbnn.predict(model, x).probs, kernels / kernels.sum(1, keepdim=True)
+    )
+    torch.testing.assert_close(model.strangeness(model(x))[0], 1 - kernels.amax(1))
+    model.net[4] = nn.Linear(6, 6)  # in place of the head: features that go far away
+    model.net[4].weight.data *= 100
+    far = lpbnn.predict(model, x)
+    assert far.confidence.mean() > 0.9  # some centroid is always nearest
+    assert (model.strangeness(model(x)) > 0.99).all()
+
+
+def test_the_kernel_is_the_score_where_a_prediction_carries_it() -> None:
+    own, x = torch.rand(4), torch.randn(4, 5)
+    assert build(Mlp()).score(SimpleNamespace(strangeness=own)) is own
+    plain = build(Mlp(), score="confidence")
+    assert plain.strangeness(plain(x)) is None
+    prediction = lpbnn.predict(plain, x)
+    assert torch.equal(plain.score(prediction), 1 - prediction.confidence)
+
+
+@pytest.mark.parametrize(
+    ("net", "options", "head", "features"),
+    [
+        (Mlp, {}, "4", 6),
+        (ResNet, {}, "head", 6),
+        (UsersOwn, {}, "mix.2.0", 8),
+        (lambda: backbones.build("small-cnn", 3, 1), {}, "head", 64),
+        (Mlp, {"head": "4"}, "4", 6),
+        (lambda: nn.Linear(5, 3), {}, "0", 5),
+    ],
+)
+def test_the_head_is_found_and_the_rest_is_kept(
+    net: Any, options: dict[str, Any], head: str, features: int
+) -> None:
+    network = net()
+    weights = copy.deepcopy(network.state_dict())
+    model = build(network, **options)
+    assert isinstance(model.net.get_submodule(head), nn.Identity)
+    assert tuple(model.W.shape) == (features, 3, features)
+    kept = model.net.state_dict()
+    torch.testing.assert_close(kept, {k: v for k, v in weights.items() if k in kept})
+
+
+def test_the_centroids_follow_the_network_in_precision() -> None:
+    model = build(Mlp().double())
+    assert {t.dtype for t in (model.W, model.m, model.N)} == {torch.float64}
+
+
+def test_several_inputs_by_position_and_by_name() -> None:
+    x, context, y = torch.randn(5, 5), torch.randn(5, 3), torch.randint(3, (5,))
+    model = build(UsersOwn())
+    step(model, (x, context), y)
+    step(model, {"x": x, "context": context}, y)
+    assert model(x, context).shape == (1, 5, 3)
+
+
+def test_under_autocast_distances_keep_full_precision() -> None:
+    model, x, y = build(Mlp()).train(), torch.randn(6, 5), torch.randint(3, (6,))
+    with torch.autocast("cpu", torch.bfloat16):
+        terms = model.loss(x, y)
+    assert {term.dtype for term in terms.values()} == {torch.float32}
+    torch.testing.assert_close(terms["bce"], model.loss(x, y)["bce"], rtol=0.1, atol=0)
+
+
+def test_training_lowers_the_loss() -> None:
+    model, x, y = build(Mlp()), torch.randn(16, 5), torch.randint(3, (16,))
+    losses = [step(model, x, y, lr=0.02) for _ in range(30)]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_a_compiled_loss_is_the_same_loss() -> None:
+    model, x, y = build(Mlp()), torch.randn(4, 5), torch.randint(3, (4,))
+    plain = model.loss(x, y)
+    compiled = torch.compile(model.loss, backend="aot_eager")(x, y)
+    torch.testing.assert_close(compiled, plain)
+    compiled["loss"].backward()
+    assert model.W.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"members": 4}, "members=4: duq is one network; use 'ensemble'"),
+        ({"sigma": 0}, "sigma=0: expected a number above 0"),
+        ({"gamma": 1.0}, "gamma=1.0: expected a number with 0 <= gamma < 1"),
+        ({"gradient_penalty": -0.5}, "gradient_penalty=-0.5: expected a number of at least 0"),
+        ({"embedding": 0}, "embedding=0: expected an integer of at least 1"),
+        ({"score": "max"}, "score='max' is not known; choose 'kernel' or 'confidence'"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Config(**options)
+
+
+@pytest.mark.parametrize("task", ["regression", "segmentation"])
+def test_other_tasks_are_refused_before_the_network_is_touched(task: Any) -> None:
+    net = Mlp()
+    with pytest.raises(ValueError, match=f"duq has no task='{task}'.* It has 'classification'"):
+        build(net, task=task)
+    assert isinstance(net[4], nn.Linear)
+
+
+def test_errors_about_the_head_say_what_to_do() -> None:
+    with pytest.raises(
+        ValueError, match="head='2.0' is no nn.Linear.* Linear layers found: 0, 2, 4"
+    ):
+        build(Mlp(), head="2.0")
+    with pytest.raises(ValueError, match="Sequential has none. Fix: end the network with"):
+        build(nn.Sequential(nn.Conv2d(3, 4, 1)))
+    with pytest.raises(ValueError, match=r"head with 5 inputs.*shape \(2, 6\).*head='path of"):
+        build(nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 6)), head="0")(torch.randn(2, 5))
+    tokens = build(nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(8, 3)))
+    with pytest.raises(TypeError, match="none of them is of floating point.*gradient_penalty=0"):
+        tokens.loss(torch.randint(5, (2, 2)), torch.tensor([0, 1]))

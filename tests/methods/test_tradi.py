@@ -1,0 +1,300 @@
+"""TRADI: the filters against closed forms, the draws against their covariance, and the drawn networks."""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from networks import Mlp, ResNet, UsersOwn
+from safetensors.torch import load_model, save_model
+from torch import Tensor, nn
+
+import lpbnn
+from lpbnn.methods.tradi import Config, Tracked
+
+Batch = tuple[Any, Tensor]
+
+
+def build(net: nn.Module, **options: Any) -> Tracked:
+    model = lpbnn.build(net, "tradi", **options)
+    assert isinstance(model, Tracked)
+    return model
+
+
+def batches(shape: tuple[int, ...], *sizes: int, dtype: Any = None) -> list[Batch]:
+    return [(torch.randn(n, *shape, dtype=dtype), torch.randint(3, (n,))) for n in sizes]
+
+
+def train(model: Tracked, data: list[Batch], lr: float = 0.1, given: bool = False) -> None:
+    sgd = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
+    for x, y in data:
+        sgd.zero_grad()
+        model.loss(x, y)["loss"].backward()
+        sgd.step()
+        model.after_step(lr) if given else model.after_step()
+
+
+def fitted(net: nn.Module, shape: tuple[int, ...], **options: Any) -> tuple[Tracked, list[Batch]]:
+    model, data = build(net, **options), batches(shape, 8, 8, 5)
+    train(model, data)
+    model.after_fit(data)
+    return model, data
+
+
+class Quadratic:
+    """Gradient descent on a w^2 / 2 from w_0 = 1: w_t = rho^t with rho = 1 - lr a, known in advance."""
+
+    lr, a = 0.1, 0.5
+    rho = 1 - lr * a
+
+    def __init__(self, **options: float) -> None:
+        self.model = build(nn.Linear(1, 1, bias=False), **options).double()
+        (self.w,) = self.model.net.parameters()
+        nn.init.ones_(self.w)
+
+    def descend(self, steps: int, given: bool) -> tuple[float, float]:
+        for _ in range(steps):
+            self.w.grad = self.a * self.w.detach()
+            with torch.no_grad():
+                self.w -= self.lr * self.w.grad
+            self.model.after_step(self.lr) if given else self.model.after_step()
+        (mean,), (variance,) = self.model.mean.buffers(), self.model.variance.buffers()
+        return mean.item(), variance.item()
+
+
+def gains(noise: float, steps: int, measurement: float = 10.0) -> list[float]:
+    """The Kalman gain as textbooks have it, knowing nothing at first."""
+    found, p = [], 1e30
+    for _ in range(steps):
+        predicted = p + noise
+        found.append(predicted / (predicted + measurement))
+        p = (1 - found[-1]) * predicted if found[-1] < 1 else measurement
+    return found
+
+
+def test_the_gain_is_that_of_a_kalman_filter() -> None:
+    model = build(Mlp()).double()
+    for k_mean, k_variance in zip(gains(1e-4, 3000), gains(5e-5, 3000), strict=True):
+        model.after_step()
+        assert model.memory.reciprocal().tolist() == pytest.approx([k_mean, k_variance])
+    assert model.memory.tolist() == pytest.approx([316.7, 447.7], abs=0.1)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 40])
+def test_with_the_rate_the_mean_is_the_trajectory_and_the_variance_a_leaking_sum(
+    steps: int,
+) -> None:
+    """Plain SGD moves by -lr g itself, so prediction and measurement of the mean agree."""
+    mean, variance = Quadratic().descend(steps, given=True)
+    quadratic, leaks = Quadratic, [1 - k for k in gains(5e-5, steps)]
+    expected = 0.0
+    for step in range(1, steps + 1):
+        squared = (quadratic.lr * quadratic.a * quadratic.rho ** (step - 1)) ** 2
+        for leak in leaks[step - 1 :]:
+            squared *= leak
+        expected += squared
+    assert mean == pytest.approx(quadratic.rho**steps)
+    assert variance == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 40])
+def test_without_the_rate_and_noise_the_mean_is_the_average_of_the_trajectory(steps: int) -> None:
+    rho = Quadratic.rho
+    mean, variance = Quadratic(mean_noise=0, variance_noise=0).descend(steps, given=False)
+    means = [rho * (1 - rho**t) / (t * (1 - rho)) for t in range(1, steps + 1)]
+    assert mean == pytest.approx(means[-1])
+    deviations = [(rho**t - means[t - 1]) ** 2 for t in range(1, steps + 1)]
+    assert variance == pytest.approx(sum(deviations) / steps)
+
+
+def test_the_moments_of_a_stationary_weight_are_found() -> None:
+    model = build(nn.Linear(1000, 1, bias=False))
+    (weight,) = model.net.parameters()
+    for _ in range(2000):
+        nn.init.normal_(weight, 0.3, 0.05)
+        model.after_step()
+    (mean,), (variance,) = model.mean.buffers(), model.variance.buffers()
+    assert (mean - 0.3).abs().max() < 0.02
+    assert variance.mean().sqrt().item() == pytest.approx(0.05, rel=0.02)
+
+
+def test_draws_have_the_kernel_as_covariance() -> None:
+    model = build(Mlp(), frequency=2.0)
+    mean = torch.tensor([0.0, 0.1, 0.5, 1.5], dtype=torch.float64)
+    variance = torch.tensor([1.0, 4.0, 0.25, 1.0], dtype=torch.float64)
+    draws = torch.stack([model._draw(mean, variance) for _ in range(6000)])
+    torch.testing.assert_close(draws.mean(0), mean, rtol=0, atol=0.12)
+    deviation = variance.sqrt()
+    correlation = torch.cov(draws.T) / (deviation[:, None] * deviation)
+    kernel = torch.exp(-2.0 * (mean[:, None] - mean).square())
+    torch.testing.assert_close(correlation, kernel, rtol=0, atol=0.1)
+
+
+def test_one_phase_per_feature_ties_weights_of_equal_mean() -> None:
+    mean, variance = torch.full((50,), 0.2), torch.rand(50)
+    draw = build(Mlp())._draw(mean, variance)
+    moved = (draw - mean) / variance.sqrt()
+    torch.testing.assert_close(moved, moved[:1].expand(50), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_drawn_member_is_an_ordinary_network(given: bool) -> None:
+    model, data = build(ResNet(), members=3), batches((3, 8, 8), 8, 8, 5)
+    train(model, data, given=given)
+    model.after_fit(data)
+    x = torch.randn(4, 3, 8, 8)
+    prediction = lpbnn.predict(model, x)
+    for j in range(3):
+        net = copy.deepcopy(model.net).eval()
+        weights = {name: t[j] for name, t in model.drawn.by_name().items()}
+        assert set(weights) == set(net.state_dict())
+        net.load_state_dict(weights)
+        torch.testing.assert_close(prediction.members[j], net(x).softmax(1))
+    assert not torch.allclose(prediction.members[0], prediction.members[1], atol=1e-5)
+    torch.testing.assert_close(prediction.probs, prediction.members.mean(0))
+
+
+def test_every_member_has_the_statistics_of_the_data_under_its_own_weights() -> None:
+    """Average over examples, whatever the batches; from a generator that can be read only once."""
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 3))
+    model, data = build(net, members=3).double(), batches((1, 8, 8), 7, 7, 2, dtype=torch.float64)
+    train(model, data)
+    before = copy.deepcopy(model.net.state_dict())
+
+    def once() -> Iterator[Batch]:
+        yield from data
+
+    model.after_fit(once())
+    x = torch.cat([x for x, _ in data])
+    drawn = model.drawn.by_name()
+    for j in range(3):
+        seen = nn.functional.conv2d(x, drawn["0.weight"][j], drawn["0.bias"][j])
+        torch.testing.assert_close(drawn["1.running_mean"][j], seen.mean((0, 2, 3)))
+    torch.testing.assert_close(model.net.state_dict(), before)
+    assert model.training
+    assert net[1].training
+    assert net[1].momentum == 0.1
+
+
+def test_before_after_fit_and_in_training_it_is_the_network_itself() -> None:
+    model, x = build(Mlp(), members=5), torch.randn(4, 5)
+    assert model.members == 1
+    torch.testing.assert_close(lpbnn.predict(model, x).probs, model.net(x).softmax(1))
+    train(model, batches((5,), 6, 6))
+    model.after_fit([])  # no batch norm: no data needed
+    assert model.members == 5
+    assert model.eval()(x).shape == (5, 4, 3)
+    torch.testing.assert_close(model.train()(x)[0], model.net(x))
+    train(model, batches((5,), 6))  # and training can go on
+
+
+def test_the_answer_does_not_depend_on_the_chunk() -> None:
+    model, _ = fitted(Mlp(), (5,), members=3)
+    whole = lpbnn.predict(model, x := torch.randn(4, 5)).members
+    for chunk in (1, 2, 3, 8, 100):
+        torch.testing.assert_close(lpbnn.predict(model, x, chunk=chunk, samples=2).members, whole)
+
+
+def test_the_same_seed_draws_the_same_networks() -> None:
+    model, data = fitted(Mlp(), (5,))
+    other = copy.deepcopy(model)
+    for m in (model, other):
+        torch.manual_seed(3)
+        m.after_fit(data)
+    torch.testing.assert_close(model.state_dict(), other.state_dict(), rtol=0, atol=0)
+
+
+def test_a_fresh_model_takes_either_kind_of_state(tmp_path: Path) -> None:
+    x = torch.randn(4, 3, 8, 8)
+    model, _ = fitted(ResNet(), (3, 8, 8), members=3)
+    expected = lpbnn.predict(model, x).members
+    fresh = build(ResNet(), members=7)  # the drawn networks are as many as were saved
+    fresh.load_state_dict(model.state_dict())
+    assert torch.equal(lpbnn.predict(fresh, x).members, expected)
+    save_model(model, str(tmp_path / "model.safetensors"))
+    fresh = build(ResNet())
+    load_model(fresh, str(tmp_path / "model.safetensors"))
+    assert torch.equal(lpbnn.predict(fresh, x).members, expected)
+    fresh.load_state_dict(build(ResNet()).state_dict())
+    assert fresh.members == 1
+    double = build(ResNet()).double()
+    double.load_state_dict(model.state_dict())
+    torch.testing.assert_close(lpbnn.predict(double, x.double()).members.float(), expected)
+
+
+def test_a_resumed_training_tracks_as_if_uninterrupted() -> None:
+    model, data = build(Mlp()), batches((5,), 6, 6, 6, 6)
+    train(model, data[:2])
+    resumed = build(Mlp())
+    resumed.load_state_dict(model.state_dict())
+    for m in (model, resumed):
+        train(m, data[2:])
+    torch.testing.assert_close(resumed.state_dict(), model.state_dict(), rtol=0, atol=0)
+
+
+def test_frozen_weights_are_neither_tracked_nor_copied() -> None:
+    net = Mlp()
+    net[0].requires_grad_(False)
+    model, _ = fitted(net, (5,))
+    assert {name[0] for name in model.drawn.by_name()} == {"2", "4"}
+    assert lpbnn.predict(model, torch.randn(2, 5)).members.shape == (4, 2, 3)
+
+
+def test_a_module_used_twice_is_drawn_once() -> None:
+    model = build(UsersOwn(), members=2)
+    data = [((torch.randn(6, 5), torch.randn(6, 3)), torch.randint(3, (6,)))] * 3
+    train(model, data)
+    model.after_fit(data)
+    net = copy.deepcopy(model.net)
+    for name, tensor in model.drawn.by_name().items():
+        net.get_parameter(name).data.copy_(tensor[1])
+    torch.testing.assert_close(model.eval()(*data[0][0])[1], net(*data[0][0]))
+
+
+def test_a_regression_averages_means_and_variances() -> None:
+    model = build(nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2)), task="regression")
+    data = [(torch.randn(6, 5), torch.randn(6, 1))] * 4
+    train(model, data, lr=0.02)
+    model.after_fit(data)
+    prediction = lpbnn.predict(model, data[0][0])
+    assert prediction.mean.shape == (6, 1)
+    assert (prediction.epistemic > 0).all()
+
+
+def test_the_drawn_networks_compile_into_one_graph() -> None:
+    model, _ = fitted(ResNet(), (3, 8, 8), members=2)
+    x = torch.randn(3, 3, 8, 8)
+    with torch.no_grad():
+        compiled = torch.compile(model.eval(), backend="aot_eager", fullgraph=True)(x)
+        torch.testing.assert_close(compiled, model(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"members": 0}, "members=0: expected an integer of at least 1"),
+        ({"features": 2.5}, "features=2.5: expected an integer of at least 1"),
+        ({"mean_noise": -1}, "mean_noise=-1: expected a number of at least 0"),
+        ({"measurement_noise": 0}, "measurement_noise=0: expected above 0"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Config(**options)
+
+
+def test_errors_say_what_was_forgotten() -> None:
+    with pytest.raises(ValueError, match="the network has none. Fix: net.requires_grad_"):
+        build(Mlp().requires_grad_(False))
+    model = build(ResNet())
+    with pytest.raises(RuntimeError, match=r"tracked no weights. Fix: call model.after_step\(\)"):
+        model.after_fit(batches((3, 8, 8), 4))
+    with pytest.raises(RuntimeError, match=r"after_step\(lr=0.1\) reads the gradients"):
+        model.after_step(0.1)
+    model.after_step()
+    with pytest.raises(ValueError, match="no batches.* Fix: model.after_fit"):
+        model.after_fit([])
+    assert model.members == 1
+    assert model.eval()(torch.randn(2, 3, 8, 8)).shape == (1, 2, 3)
