@@ -1,0 +1,279 @@
+"""The command: ``lpbnn ls | train | eval | compare | report | predict | demo | experiment | bench``.
+
+Heavy imports wait inside the commands, so that ``--help`` and ``ls`` answer at once.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from tyro.conf import Positional, arg
+
+from lpbnn.engine import EvalConfig, Interrupted, RunConfig
+
+if TYPE_CHECKING:
+    from lpbnn.engine.bench import Bench
+
+console = Console()
+Runs = Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN")]
+Out = Annotated[Path, arg(aliases=["-o"])]
+
+
+def ls() -> None:
+    """What there is: methods, backbones, data sets and experiments, one line each."""
+    from lpbnn import backbones, data, experiments, methods
+
+    families: dict[str, dict[str, str]] = {
+        "methods": {name: methods.describe(name) for name in methods.names()},
+        "backbones": {name: entry.description for name, entry in backbones.entries().items()},
+        "data": {name: entry.description for name, entry in data.entries().items()},
+        "experiments": {name: experiments.describe(name) for name in experiments.names()},
+    }
+    for family, entries in families.items():
+        table = Table(
+            title=family, title_justify="left", title_style="bold", show_header=False, box=None
+        )
+        table.add_column(no_wrap=True, style="cyan")
+        table.add_column()
+        for name, description in entries.items():
+            table.add_row(name, escape(description))
+        console.print(table, "")
+
+
+def train(
+    config: Annotated[RunConfig, arg(name="")],
+    out: Annotated[Path | None, arg(aliases=["-o"])] = None,
+    options: Annotated[tuple[str, ...], arg(name="set", metavar="NAME=VALUE")] = (),
+    resume: Path | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Train a network by a method, evaluate it, and leave everything in a run folder.
+
+    Args:
+        out: the run folder; left out: runs/DATA-BACKBONE-METHOD-SEED.
+        options: options of the method (members=8 weighting=equation), of the backbone
+            (backbone.dropout=0.1) and of the data set (data.val=5000).
+        resume: go on with the stopped run in this folder, with its own settings.
+        overwrite: begin anew where the folder holds another run.
+    """
+    from lpbnn.engine.run import run
+
+    if resume is not None:
+        results = run(None, resume, resume=True)
+        out = resume
+    else:
+        config = with_options(config, options)
+        parts = (config.data, config.backbone, config.method, str(config.seed))
+        out = out or Path("runs") / "-".join(parts)
+        results = run(config, out, overwrite=overwrite)
+    if results:  # of several processes, only the first has them
+        _show([out])
+
+
+def evaluate(
+    run: Annotated[Positional[Path], arg(metavar="RUN")],
+    settings: Annotated[EvalConfig, arg(name="")],
+) -> None:
+    """Measure a trained run again, with other settings."""
+    from lpbnn.engine.run import reevaluate
+
+    reevaluate(run, settings)
+    _show([run])
+
+
+def compare(runs: Runs) -> None:
+    """Runs side by side; seeds of the same method and settings become mean and spread."""
+    _show(_some(runs))
+
+
+def report(runs: Runs, out: Out = Path("report.html"), title: str | None = None) -> None:
+    """One self-contained HTML page about some runs."""
+    from lpbnn.report import write_report
+
+    console.print(f"wrote {write_report(_some(runs), out, title=title)}")
+
+
+def predict(
+    run: Annotated[Positional[Path], arg(metavar="RUN")],
+    images: Annotated[Positional[tuple[Path, ...]], arg(metavar="IMAGE")],
+    samples: int = 4,
+    seed: int = 0,
+) -> None:
+    """What a trained run says of image files, and how sure it is (uncertainties in nats).
+
+    Args:
+        samples: draws of each member.
+        seed: of the draws: the same seed, the same answer.
+    """
+    import lpbnn
+    from lpbnn.data.images import read_images
+    from lpbnn.engine.run import load_run
+
+    if not images:
+        raise ValueError("no image was given. Fix: lpbnn predict RUN IMAGE...")
+    loaded = load_run(run)
+    x = loaded.data.normalise(read_images(images, loaded.data.shape))
+    p = lpbnn.predict(loaded.model, x, samples=samples, seed=seed)
+    classes = loaded.data.classes or tuple(map(str, range(p.probs.shape[1])))
+    table = Table(*("image", "label", "confidence", "total", "aleatoric", "epistemic"))
+    for i, path in enumerate(images):
+        numbers = (p.confidence[i], p.total[i], p.aleatoric[i], p.epistemic[i])
+        label = classes[int(p.labels[i])]
+        table.add_row(
+            escape(str(path)), escape(label), *(f"{float(value):.3f}" for value in numbers)
+        )
+    console.print(table)
+
+
+def experiment() -> None:
+    """A table or figure of the paper: lpbnn experiment NAME; --help lists them."""
+
+
+def bench(
+    what: Positional[Literal["layers"]] = "layers",
+    members: int = 4,
+    repeats: int = 40,
+    threads: int = 1,
+    json_file: Annotated[Path | None, arg(name="json")] = None,
+) -> None:
+    """What uncertainty costs: medians of interleaved repeats, as ratios to the plain layer.
+
+    Args:
+        what: "layers": one convolution, forward and backward, on the CPU.
+        json_file: also write the numbers here.
+    """
+    from lpbnn.engine.bench import bench_layers
+
+    measured = bench_layers(members=members, repeats=repeats, threads=threads)
+    console.print(_bench_table(measured))
+    if json_file is not None:
+        json_file.write_text(json.dumps(measured.to_dict(), indent=1) + "\n")
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run the command; an error of ours is one message and exit code 2, Ctrl-C is 130."""
+    args = sys.argv[1:] if args is None else args
+    try:
+        if args[:1] == ["experiment"]:
+            _run_command(_experiments(), args[1:], "lpbnn experiment", experiment.__doc__)
+        else:
+            _run_command(_commands(), args, "lpbnn", "Networks that know what they do not know.")
+    except Interrupted as error:
+        _stop(str(error), 130)
+    except KeyboardInterrupt:
+        _stop("stopped.", 130)
+    except (ValueError, TypeError, OSError) as error:
+        _stop(f"error: {error}", 2)
+
+
+def with_options(config: RunConfig, options: tuple[str, ...]) -> RunConfig:
+    """NAME=VALUE pairs into the options of the method, the backbone or the data set.
+
+    >>> with_options(RunConfig(), ("members=8", "backbone.dropout=0.1")).method_options
+    {'members': 8}
+    """
+    fields = {"": "method_options", "backbone": "backbone_options", "data": "data_options"}
+    chosen: dict[str, dict[str, Any]] = {
+        field: dict(getattr(config, field)) for field in fields.values()
+    }
+    for option in options:
+        name, equals, value = option.partition("=")
+        prefix, _, key = name.rpartition(".")
+        if not equals or prefix not in fields or not key:
+            raise ValueError(
+                f"--set {option!r}: expected NAME=VALUE, such as members=8, backbone.dropout=0.1 or "
+                "data.val=5000."
+            )
+        chosen[fields[prefix]][key] = _value(value)
+    return replace(config, **chosen)
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text  # a word is itself: weighting=equation
+
+
+def _commands() -> dict[str, Callable[..., Any]]:
+    return {
+        "ls": ls,
+        "train": train,
+        "eval": evaluate,
+        "compare": compare,
+        "report": report,
+        "predict": predict,
+        "demo": _experiment("demo"),
+        "experiment": experiment,
+        "bench": bench,
+    }
+
+
+def _experiments() -> dict[str, Callable[..., Any]]:
+    from lpbnn import experiments
+
+    return {name: _experiment(name) for name in experiments.names()}
+
+
+def _experiment(name: str) -> Callable[..., Any]:
+    """A command of the experiment's own options."""
+    from lpbnn import experiments
+
+    module = experiments.load(name)
+
+    def command(config: Any) -> None:
+        module.run(config, console)
+
+    command.__annotations__ = {"config": Annotated[module.Config, arg(name="")], "return": None}
+    command.__doc__ = module.__doc__
+    return command
+
+
+def _run_command(
+    commands: dict[str, Callable[..., Any]], args: list[str], prog: str, description: str | None
+) -> None:
+    tyro.extras.subcommand_cli_from_dict(commands, prog=prog, description=description, args=args)
+
+
+def _show(runs: list[Path]) -> None:
+    from lpbnn.report import comparison, print_table
+
+    print_table(comparison(runs), console)
+
+
+def _some(runs: tuple[Path, ...]) -> list[Path]:
+    if not runs:
+        raise ValueError("no run folder was given. Fix: lpbnn compare runs/*")
+    return list(runs)
+
+
+def _bench_table(measured: "Bench") -> Table:
+    table = Table(
+        title=measured.title,
+        caption=f"{measured.repeats} interleaved repeats, medians, {measured.threads} thread(s), "
+        f"torch {measured.torch}",
+    )
+    for name, justify in (
+        ("layer", "left"),
+        ("ms", "right"),
+        ("x plain", "right"),
+        ("spread", "right"),
+    ):
+        table.add_column(name, justify="left" if justify == "left" else "right")
+    for row in measured.rows:
+        table.add_row(
+            row.name, f"{1e3 * row.seconds:.1f}", f"{row.ratio:.2f}", f"{100 * row.spread:.0f} %"
+        )
+    return table
+
+
+def _stop(message: str, code: int) -> None:
+    Console(stderr=True).print(escape(message), style="red" if code == 2 else "")
+    sys.exit(code)

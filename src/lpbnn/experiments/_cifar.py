@@ -1,0 +1,81 @@
+"""What the CIFAR experiments share: the paper's settings, a short schedule, and the runs of a table."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from lpbnn import methods
+from lpbnn.engine import AugmentConfig, EvalConfig, OptimConfig, RunConfig, ScheduleConfig
+
+Preset = Literal["cifar10", "cifar10-fast", "cifar100", "cifar100-fast"]
+# Methods that ask for their own learning rate and weight decay (SPEC, section 3).
+OPTIM = {"duq": OptimConfig(lr=0.05, weight_decay=5e-4)}
+
+
+@dataclass(frozen=True)
+class CifarConfig:
+    preset: Preset = "cifar10-fast"
+    """The paper's 250 epochs, or a short schedule (-fast)."""
+    data_root: str = "data"
+    """Folder with cifar-10-batches-py (or cifar-100-python) and, for detection, svhn."""
+    backbone: str = "wrn-16-4"
+    """wrn-28-10 is the paper's."""
+    methods: tuple[str, ...] = ()
+    """Only these; none given: all."""
+    seeds: int = 3
+    epochs: int | None = None
+    corruptions: bool = True
+    corruption_root: str | None = None
+    """A folder with the published CIFAR-C files, or one to keep generated ones in."""
+    frost: str | None = None
+    """Folder of the published frost pictures; None: procedural frost."""
+    out: Path = Path("runs")
+    report: Path = Path("report.html")
+
+
+def settings(config: CifarConfig, method: str, seed: int) -> RunConfig:
+    """One run of the table."""
+    data, _, fast = config.preset.partition("-")
+    epochs = config.epochs or (30 if fast else 250)
+    milestones = tuple(round(share * epochs) for share in (0.32, 0.64, 0.8))
+    cuda = torch.cuda.is_available()
+    run = RunConfig(
+        method=method,
+        backbone=config.backbone,
+        data=data,
+        data_root=config.data_root,
+        seed=seed,
+        epochs=epochs,
+        batch_size=128,
+        drop_last=True,
+        optim=OPTIM.get(method, OptimConfig(lr=0.1, weight_decay=5e-4 if fast else 1e-4)),
+        schedule=(
+            ScheduleConfig("cosine", warmup=2)
+            if fast
+            else ScheduleConfig("step", milestones=milestones)
+        ),
+        augment=AugmentConfig(cutout=16 if data == "cifar10" else 8),
+        evaluate=EvalConfig(
+            batch_size=1024,
+            corruptions=config.corruptions,
+            corruption_root=config.corruption_root,
+            frost=config.frost,
+        ),
+        validate_every=0,
+        checkpoint_every=10,
+    )
+    return replace(run, precision="bf16", compile=True, channels_last=True) if cuda else run
+
+
+def configs(config: CifarConfig) -> dict[str, RunConfig]:
+    """Every run of the table, by the name of its folder."""
+    chosen = config.methods or tuple(methods.names())
+    for name in chosen:
+        methods.load(name)
+    return {
+        f"{config.preset}-{config.backbone}-{name}-{seed}": settings(config, name, seed)
+        for seed in range(config.seeds)
+        for name in chosen
+    }
