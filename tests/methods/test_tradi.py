@@ -173,9 +173,7 @@ def test_every_member_has_the_statistics_of_the_data_under_its_own_weights() -> 
         seen = nn.functional.conv2d(x, drawn["0.weight"][j], drawn["0.bias"][j])
         torch.testing.assert_close(drawn["1.running_mean"][j], seen.mean((0, 2, 3)))
     torch.testing.assert_close(model.net.state_dict(), before)
-    assert model.training
-    assert net[1].training
-    assert net[1].momentum == 0.1
+    assert (model.training, net[1].training, net[1].momentum) == (True, True, 0.1)
 
 
 def test_before_after_fit_and_in_training_it_is_the_network_itself() -> None:
