@@ -1,0 +1,207 @@
+"""Everything that decides a run, typed: the command line shows it, the run folder keeps it.
+
+Two runs with equal configs on the same machine end with equal weights. Options of the method, the
+backbone and the data set are theirs to check, when they are built; here they are kept as given.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from lpbnn.data import Augment
+from lpbnn.engine.codec import from_data, settle, to_data
+
+Severity: TypeAlias = Literal[1, 2, 3, 4, 5]
+Precision: TypeAlias = Literal["32", "bf16", "fp16"]
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """The optimizer; weight decay is for the slow weights, the method says which those are."""
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.9
+    """sgd's momentum, and adamw's first beta."""
+    nesterov: bool = True
+    weight_decay: float = 1e-4
+    clip: float | None = None
+    """Largest norm of the gradient; None does not clip."""
+
+    def __post_init__(self) -> None:
+        settle(self)
+        _require(self.lr > 0, f"optim.lr is {self.lr}", "a number above 0")
+        _require(0 <= self.momentum < 1, f"optim.momentum is {self.momentum}", "0 <= momentum < 1")
+        decay = self.weight_decay
+        _require(decay >= 0, f"optim.weight_decay is {decay}", "a number of at least 0")
+        clip = self.clip
+        _require(clip is None or clip > 0, f"optim.clip is {clip}", "a number above 0, or None")
+        if self.name == "sgd" and self.nesterov:
+            _require(
+                self.momentum > 0, "optim.nesterov is on with momentum 0", "a momentum above 0"
+            )
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """The learning rate along training, as a factor of ``optim.lr``."""
+
+    name: Literal["constant", "step", "cosine", "poly"] = "cosine"
+    warmup: float = 0.0
+    """Epochs over which the rate first grows, linearly, to its full value."""
+    milestones: tuple[int, ...] = ()
+    """step: the rate is multiplied by gamma at the start of each of these epochs, from 0."""
+    gamma: float = 0.1
+    power: float = 0.9
+    """poly: (1 - progress) ** power."""
+
+    def __post_init__(self) -> None:
+        settle(self)
+        _require(self.warmup >= 0, f"schedule.warmup is {self.warmup}", "epochs, at least 0")
+        _require(self.gamma > 0, f"schedule.gamma is {self.gamma}", "a number above 0")
+        _require(self.power > 0, f"schedule.power is {self.power}", "a number above 0")
+        rising = list(self.milestones) == sorted({m for m in self.milestones if m > 0})
+        given = f"schedule.milestones is {self.milestones}"
+        _require(rising, given, "epochs above 0, in rising order, such as 80 160 200")
+        if self.name == "step":
+            _require(bool(self.milestones), given, "for 'step' at least one epoch, such as 80")
+
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    """What training does to the images; None is what the data set asks for, 0 or False is off."""
+
+    pad: int | None = None
+    flip: bool | None = None
+    cutout: int | None = None
+    padding: Literal["zero", "reflect"] = "zero"
+
+    def __post_init__(self) -> None:
+        settle(self)
+        for name in ("pad", "cutout"):
+            value = getattr(self, name)
+            _require(value is None or value >= 0, f"augment.{name} is {value}", "pixels, 0 or more")
+
+    def over(self, hints: Augment) -> Augment:
+        """These settings, and the data set's hints where they are None.
+
+        >>> AugmentConfig(cutout=0).over(Augment(pad=4, flip=True, cutout=16))
+        Augment(pad=4, flip=True, cutout=0)
+        """
+        chosen = {name: getattr(self, name) for name in Augment._fields}
+        return hints._replace(**{name: v for name, v in chosen.items() if v is not None})
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """What is measured after training."""
+
+    samples: int = 1
+    """Draws of each member; deterministic methods ignore it."""
+    batch_size: int = 256
+    chunk: int | None = None
+    """At most so many rows (member, example) in the network at once: bounds the memory."""
+    ood: bool = True
+    corruptions: bool = False
+    """The 15 corruptions; image classification only."""
+    severities: tuple[Severity, ...] = (1, 2, 3, 4, 5)
+    corruption_root: str | None = None
+    """A folder of published CIFAR-C files, or one in which generated sets are kept; None: neither."""
+    corruption_images: int | None = None
+    """Only the first so many test images are corrupted; None: all."""
+    frost: str | None = None
+    """The folder of the published frost pictures; None makes procedural frost."""
+    examples: int = 4
+    """Images of each kind whose members' answers are kept for the report."""
+
+    def __post_init__(self) -> None:
+        settle(self)
+        for name in ("samples", "batch_size", "chunk", "corruption_images"):
+            value = getattr(self, name)
+            given = f"evaluate.{name} is {value}"
+            _require(value is None or value >= 1, given, "an integer of at least 1")
+        _require(self.examples >= 0, f"evaluate.examples is {self.examples}", "0 or more")
+        levels = self.severities
+        once = len(set(levels)) == len(levels) > 0
+        _require(once, f"evaluate.severities is {levels}", "one or more of 1 2 3 4 5, each once")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run: what is trained, on what, how, and what is measured.
+
+    >>> config = RunConfig(method="lpbnn", method_options={"members": 8}, epochs=3)
+    >>> RunConfig.from_json(config.to_json()) == config
+    True
+    >>> RunConfig.from_data({"optim": {"learning_rate": 0.1}})
+    Traceback (most recent call last):
+    ValueError: optim has no field 'learning_rate'. It has: name, lr, momentum, nesterov, ...
+    """
+
+    method: str = "lpbnn"
+    method_options: dict[str, Any] = field(default_factory=dict)
+    """The method's own options (its ``Config``); ``num_data`` is filled in."""
+    backbone: str = "small-cnn"
+    backbone_options: dict[str, Any] = field(default_factory=dict)
+    data: str = "digits"
+    data_root: str | None = None
+    data_options: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    epochs: int = 15
+    batch_size: int = 128
+    """Examples per optimizer step, over all processes together."""
+    drop_last: bool = False
+    """Leave out the last batch of an epoch where it is not full."""
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    evaluate: EvalConfig = field(default_factory=EvalConfig)
+    precision: Precision = "32"
+    compile: bool = False
+    channels_last: bool = False
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    devices: int = 1
+    """Processes on each node, one device each; under torchrun its own count is taken."""
+    nodes: int = 1
+    strategy: Literal["auto", "ddp", "ddp_find_unused_parameters_true"] = "auto"
+    validate_every: int = 1
+    """Epochs between looks at the validation part; 0 never looks."""
+    checkpoint_every: int = 1
+    """Epochs between checkpoints; the last epoch always leaves one."""
+    progress: bool = True
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        settle(self)
+        for name in ("epochs", "batch_size", "devices", "nodes", "checkpoint_every"):
+            value = getattr(self, name)
+            _require(value >= 1, f"{name} is {value}", "an integer of at least 1")
+        for name in ("seed", "validate_every"):
+            value = getattr(self, name)
+            _require(value >= 0, f"{name} is {value}", "an integer of at least 0")
+        warmup = self.schedule.warmup
+        given = f"schedule.warmup is {warmup} of {self.epochs} epochs"
+        _require(warmup == 0 or warmup < self.epochs, given, "fewer than there are")
+
+    def to_data(self) -> dict[str, Any]:
+        """As plain dictionaries and lists."""
+        return to_data(self)
+
+    @classmethod
+    def from_data(cls, data: Any) -> "RunConfig":
+        """From plain dictionaries; an unknown key is answered with the nearest name."""
+        return from_data(cls, data)
+
+    def to_json(self) -> str:
+        """As indented JSON."""
+        return json.dumps(self.to_data(), indent=1, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "RunConfig":
+        """What ``to_json`` wrote."""
+        return cls.from_data(json.loads(text))
+
+
+def _require(ok: bool, given: str, expected: str) -> None:
+    if not ok:
+        raise ValueError(f"{given}; expected {expected}.")

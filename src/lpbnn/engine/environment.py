@@ -1,0 +1,70 @@
+"""Where and with what a run was made: versions, device, commit, command; nothing about the person."""
+
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_PACKAGES = ("lpbnn", "torch", "lightning", "torchmetrics", "numpy", "scikit-learn")
+
+
+def environment(device: torch.device | str = "cpu", processes: int = 1) -> dict[str, Any]:
+    """What a reader needs to repeat the run; the machine's name is not part of it.
+
+    >>> sorted(environment())
+    ['command', 'commit', 'cuda', 'device', 'dirty', 'platform', 'processes', 'python', 'versions']
+    """
+    commit, dirty = _commit(Path(__file__).parent)
+    return {
+        "versions": {name: _version(name) for name in _PACKAGES},
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "device": device_name(device),
+        "cuda": torch.version.cuda,
+        "processes": processes,
+        "commit": commit,
+        "dirty": dirty,
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else [],
+    }
+
+
+def device_name(device: torch.device | str) -> str:
+    """The accelerator's own name, or the processor's architecture.
+
+    >>> device_name("cpu").startswith("CPU")
+    True
+    """
+    device = torch.device(device)
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type.upper()} ({platform.machine()}, {torch.get_num_threads()} threads)"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit(folder: Path) -> tuple[str | None, bool | None]:
+    """The commit this code is of, and whether it was changed since; (None, None) outside git."""
+    # An installed copy may lie inside somebody else's checkout: only a tracked file is of a commit.
+    if _git(folder, "ls-files", "--error-unmatch", Path(__file__).name) is None:
+        return None, None
+    commit = _git(folder, "rev-parse", "HEAD")
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return commit, None if changed is None else bool(changed)
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,189 @@
+"""Every number of a trained model, and every array that the report shows.
+
+Results (``results.json`` holds them with the run's own keys around): ``test``, ``uncertainty``,
+``ood``, ``diversity``, ``corruption`` and ``cost``; what was not measured is None. Conventions are
+those of ``lpbnn.metrics`` (its ``METRICS`` describes every key).
+"""
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lpbnn.data import Splits
+from lpbnn.engine.build import DataInfo
+from lpbnn.engine.config import RunConfig
+from lpbnn.engine.corruption import check_corruptions, corruption_results
+from lpbnn.engine.environment import device_name
+from lpbnn.engine.examples import Arrays, example_arrays, posterior_arrays
+from lpbnn.engine.launch import launch
+from lpbnn.engine.memory import memory_kind, peak_memory, reset_peak_memory
+from lpbnn.engine.scoring import (
+    ALONE,
+    HISTOGRAM_BINS,
+    ClassificationTally,
+    Predictor,
+    RegressionTally,
+    SegmentationTally,
+    Tally,
+    tally_of,
+)
+from lpbnn.metrics import DetectionMetrics
+from lpbnn.model import Model
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+KEPT_NUMBERS = 20_000_000  # of a (N, C) table of probabilities; a larger one is not stored
+TIMED_IMAGES = 256
+
+
+class Evaluation(NamedTuple):
+    """The numbers, for ``results.json``, and the arrays, for ``predictions.npz``."""
+
+    results: dict[str, Any]
+    arrays: Arrays
+
+
+def evaluate(
+    model: Model, splits: Splits, config: RunConfig, fabric: "Fabric | None" = None
+) -> Evaluation:
+    """Measure a model as ``config.evaluate`` says; in one process, whatever it was trained with.
+
+    >>> from lpbnn.engine.build import build_model, load_data
+    >>> config = RunConfig("mcp", device="cpu")
+    >>> splits = load_data(config)
+    >>> found = evaluate(build_model(config, DataInfo.of(splits)), splits, config)
+    >>> sorted(found.results["test"]), sorted(found.results["ood"]["photos"])
+    (['accuracy', 'brier', 'ece', 'nll'], ['aupr', 'auroc', 'fpr95'])
+    """
+    info = DataInfo.of(splits)
+    check_corruptions(config.evaluate, info)
+    if fabric is None:
+        fabric = launch(replace(config, devices=1, nodes=1, strategy="auto"))
+    device = fabric.device
+    model.to(device)
+    predictor = Predictor(model, info, config, device, fabric.autocast)
+    cost = _cost(predictor, splits)  # first: it also warms the device up
+    room = len(splits.test) * info.outputs <= KEPT_NUMBERS
+    test = predictor.over(splits.test, tally_of(info, device, keep=room))
+    results: dict[str, Any] = {
+        "test": test.metrics(),
+        "uncertainty": {"test": test.uncertainty()},
+        "ood": {},
+        "diversity": {"test": None, "corrupted": None},
+        "corruption": None,
+        "cost": cost,
+    }
+    arrays = _test_arrays(test, splits)
+    if config.evaluate.ood:
+        _add_ood(results, arrays, predictor, splits, test)
+    if isinstance(test, ClassificationTally) and test.diversity is not None:
+        results["diversity"]["test"] = test.diversity.compute()
+    if config.evaluate.corruptions:
+        found = corruption_results(predictor, splits)
+        results["diversity"]["corrupted"] = found.pop("diversity")
+        results["corruption"] = found
+    arrays |= example_arrays(predictor, splits) | posterior_arrays(model)
+    return Evaluation(results, arrays)
+
+
+def _add_ood(
+    results: dict[str, Any], arrays: Arrays, predictor: Predictor, splits: Splits, test: Tally
+) -> None:
+    """Detection of each out-of-distribution set against the test set; of pixels, in segmentation."""
+    if isinstance(test, SegmentationTally):
+        results["ood"] |= test.detection()
+    for name, data in splits.ood.items():
+        if isinstance(test, SegmentationTally):
+            pixels = SegmentationTally(predictor.info, predictor.device)
+            found = predictor.over(data, pixels)
+            results["ood"] |= {f"{name}/{kind}": v for kind, v in pixels.detection().items()}
+        else:
+            regression = isinstance(test, RegressionTally)
+            kind = RegressionTally if regression else Tally
+            found = predictor.over(data, kind(predictor.info, predictor.device))
+            found.check()
+            metric = DetectionMetrics(**ALONE)
+            for is_ood, tally in ((False, test), (True, found)):
+                scores = torch.cat(tally.scores).cpu()
+                metric.update(scores, torch.full(scores.shape, is_ood))
+            results["ood"][name] = metric.compute()
+            arrays[f"ood/{name}/scores"] = _numpy(torch.cat(found.scores))
+            if regression:
+                arrays |= _curves(found, data.inputs, data.targets, f"ood/{name}")
+        found.check()
+        results["uncertainty"][name] = found.uncertainty()
+        if predictor.info.task != "regression":
+            arrays[f"histogram/ood/{name}"] = _numpy(found.histogram)
+
+
+def _test_arrays(test: Tally, splits: Splits) -> Arrays:
+    if isinstance(test, RegressionTally):
+        scores = {"test/scores": _numpy(torch.cat(test.scores))}
+        return scores | _curves(test, splits.test.inputs, splits.test.targets, "test")
+    arrays: Arrays = {
+        "histogram/edges": np.linspace(0, 1, HISTOGRAM_BINS + 1),
+        "histogram/test": _numpy(test.histogram),
+    }
+    assert isinstance(test, ClassificationTally | SegmentationTally)
+    bins = test.classes.reliability()
+    for name in ("edges", "confidence", "accuracy", "count"):
+        arrays[f"reliability/{name}"] = getattr(bins, name).numpy()
+    if isinstance(test, ClassificationTally):
+        arrays["test/labels"] = _numpy(splits.test.targets)
+        arrays["test/scores"] = _numpy(torch.cat(test.scores))
+        if test.probs:
+            arrays["test/probs"] = _numpy(torch.cat(test.probs))
+    return arrays
+
+
+def _curves(tally: Tally, inputs: Tensor, targets: Tensor, where: str) -> Arrays:
+    """Regression: inputs and targets with the predicted mean and its two deviations."""
+    assert isinstance(tally, RegressionTally)
+    mean, aleatoric, epistemic = torch.cat(tally.curves, 1)
+    parts = {
+        "inputs": inputs,
+        "targets": targets,
+        "mean": mean,
+        "aleatoric_std": aleatoric,
+        "epistemic_std": epistemic,
+    }
+    return {f"{where}/{name}": _numpy(part) for name, part in parts.items()}
+
+
+def _cost(predictor: Predictor, splits: Splits) -> dict[str, Any]:
+    """Parameters, and the time and memory of a prediction, measured on a second pass."""
+    model, device, settings = predictor.model, predictor.device, predictor.settings
+    # Of a network for small images a few batches are timed, of one for street scenes a few images.
+    count = min(len(splits.test), max(1, TIMED_IMAGES // settings.batch_size) * settings.batch_size)
+    timed = splits.test.take(slice(count)).to(device)
+    tally = Tally(predictor.info, device)
+    predictor.over(timed, tally)
+    reset_peak_memory(device)
+    _wait(device)
+    started = time.perf_counter()
+    predictor.over(timed, tally)
+    _wait(device)
+    seconds = time.perf_counter() - started
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "members": model.members * (predictor.samples if model.stochastic else 1),
+        "samples": predictor.samples,
+        "predict_seconds_per_1000": 1000 * seconds / count,
+        "predict_peak_bytes": peak_memory(device),
+        "memory": memory_kind(device),
+        "device": device_name(device),
+    }
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _numpy(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().cpu().numpy()

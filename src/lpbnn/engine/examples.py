@@ -1,0 +1,105 @@
+"""What the report draws: the same few images for every method, and one layer's learned posterior.
+
+Images are chosen by their place in the data set, never by what a model thinks of them, so that the
+figures of two runs on the same data can be laid side by side.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lpbnn.data import Dataset, Splits
+from lpbnn.data.corruptions import corrupt
+from lpbnn.engine.corruption import SEED, corruptible
+from lpbnn.engine.scoring import Predictor
+from lpbnn.model import Model
+from lpbnn.posterior import posterior
+
+Arrays = dict[str, np.ndarray]
+SHOWN = ("gaussian_noise", "motion_blur", "fog", "jpeg_compression")  # one of each family
+SEVERITY = 5
+WIDEST = 128  # vectors longer than this make a correlation matrix nobody can read
+
+
+def example_arrays(predictor: Predictor, splits: Splits) -> Arrays:
+    """``examples/test/...``, ``examples/corrupted/...`` and ``examples/ood/<name>/...``."""
+    count, info = predictor.settings.examples, predictor.info
+    if count == 0 or info.task == "regression" or len(info.shape) != 3:
+        return {}
+    chosen = _chosen(splits.test, count)
+    arrays = _of(predictor, splits.test.take(chosen), "examples/test")
+    arrays["examples/test/index"] = chosen.numpy()
+    if corruptible(info):
+        names = [SHOWN[i % len(SHOWN)] for i in range(len(chosen))]
+        images = splits.test.inputs[chosen]
+        bad = torch.stack(
+            [corrupt(images, name, SEVERITY, SEED)[i] for i, name in enumerate(names)]
+        )
+        corrupted = Dataset(bad, splits.test.targets[chosen])
+        arrays |= _of(predictor, corrupted, "examples/corrupted")
+        arrays["examples/corrupted/corruption"] = np.array(names)
+        arrays["examples/corrupted/severity"] = np.full(len(names), SEVERITY)
+        arrays["examples/corrupted/index"] = chosen.numpy()
+    if predictor.settings.ood:
+        for name, data in splits.ood.items():
+            chosen = _chosen(data, count)
+            arrays |= _of(predictor, data.take(chosen), f"examples/ood/{name}")
+            arrays[f"examples/ood/{name}/index"] = chosen.numpy()
+    return arrays
+
+
+def posterior_arrays(model: Model) -> Arrays:
+    """One layer's posterior over r^: the widest that can still be read, or the narrowest.
+
+    >>> posterior_arrays(Model(torch.nn.Identity()))  # no latent posterior, no arrays
+    {}
+    """
+    try:
+        layers = posterior(model)
+    except ValueError:
+        return {}
+    widths = {path: layer.mean.shape[1] for path, layer in layers.items()}
+    readable = {path: width for path, width in widths.items() if width <= WIDEST}
+    path = (
+        max(readable, key=lambda p: readable[p])
+        if readable
+        else min(widths, key=lambda p: widths[p])
+    )
+    layer = layers[path]
+    return {
+        "posterior/layer": np.array(path),
+        "posterior/correlation": _numpy(layer.correlation[0]),
+        "posterior/mean": _numpy(layer.mean),
+        "posterior/std": _numpy(layer.std),
+    }
+
+
+def _chosen(data: Dataset, count: int) -> Tensor:
+    """``count`` places, evenly spread."""
+    count = min(count, len(data))
+    return torch.linspace(0, len(data) - 1, count).round().long()
+
+
+def _of(predictor: Predictor, data: Dataset, where: str) -> Arrays:
+    """The images, their labels and what the members say of them."""
+    segments = predictor.info.task == "segmentation"
+    parts = [
+        predictor(data.inputs[i : i + 1], keep_members=not segments) for i in range(len(data))
+    ]  # one by one: the answer must not depend on the others shown
+    arrays = {
+        "images": data.inputs.cpu().numpy(),
+        "labels": data.targets.cpu().numpy(),
+        "predicted": _numpy(torch.cat([p.labels for p in parts])),
+        "confidence": _numpy(torch.cat([p.confidence for p in parts])),
+        "aleatoric": _numpy(torch.cat([p.aleatoric for p in parts])),
+        "epistemic": _numpy(torch.cat([p.epistemic for p in parts])),
+    }
+    members = [p.members for p in parts if p.members is not None]
+    if members:
+        arrays["members"] = _numpy(torch.cat(members, 1))
+    return {f"{where}/{name}": array for name, array in arrays.items()}
+
+
+def _numpy(tensor: Tensor) -> np.ndarray:
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.is_floating_point() else tensor).numpy()

@@ -1,0 +1,102 @@
+"""What a person sees of a run while it goes: a progress bar, or a line per epoch, or TensorBoard."""
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+_TIMINGS = ("epoch", "lr", "images_per_second", "seconds")
+
+
+def line(row: Mapping[str, float]) -> str:
+    """The numbers of an epoch in one line.
+
+    >>> line({"epoch": 3, "lr": 0.1, "loss": 0.4123, "nll": 0.4, "images_per_second": 41234.5})
+    'loss 0.4123  nll 0.4  41,234 images/s'
+    """
+    numbers = [f"{k.replace('_', ' ')} {v:.4g}" for k, v in row.items() if k not in _TIMINGS]
+    if "images_per_second" in row:
+        numbers.append(f"{int(row['images_per_second']):,} images/s")
+    return "  ".join(numbers)
+
+
+class Bar:
+    """On a terminal a bar that moves, elsewhere (a log file) one line per epoch."""
+
+    def __init__(self, epochs: int, steps: int, start: int, console: Console) -> None:
+        self.epochs, self.steps, self.console = epochs, steps, console
+        self.bar: Progress | None = None
+        if console.is_terminal:
+            columns = (
+                TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
+                BarColumn(bar_width=24),
+                TimeRemainingColumn(compact=True),
+                TextColumn("{task.fields[text]}"),
+            )
+            self.bar = Progress(*columns, console=console, transient=False)
+            self.task = self.bar.add_task(
+                "",
+                total=epochs * steps,
+                completed=start * steps,
+                epoch=start,
+                epochs=epochs,
+                text="",
+            )
+
+    def step(self, epoch: int, done: int, means: Mapping[str, float], seconds: float) -> None:
+        """``done`` steps of ``epoch`` (from 0) took ``seconds``."""
+        row = {key: value for key, value in means.items() if key != "examples"}
+        row["images_per_second"] = means["examples"] / seconds
+        self._show(epoch * self.steps + done, epoch + 1, row)
+
+    def _show(self, completed: int, epoch: int, row: Mapping[str, float]) -> None:
+        if self.bar is not None:
+            self.bar.update(self.task, completed=completed, epoch=epoch, text=line(row))
+
+    def epoch(self, row: Mapping[str, float]) -> None:
+        """An epoch is over."""
+        if self.bar is None:
+            self.console.print(
+                f"epoch {row['epoch']}/{self.epochs}  {line(row)}", highlight=False, soft_wrap=True
+            )
+        else:
+            self._show(int(row["epoch"]) * self.steps, int(row["epoch"]), row)
+
+
+@contextmanager
+def progress(shown: bool, epochs: int, steps: int, start: int = 0) -> Iterator[Bar | None]:
+    """The bar for the time of a training, on the standard error; None where it is not wanted."""
+    if not shown:
+        yield None
+        return
+    bar = Bar(epochs, steps, start, Console(stderr=True))
+    if bar.bar is None:
+        yield bar
+    else:
+        with bar.bar:
+            yield bar
+
+
+def check_tensorboard(asked: bool) -> None:
+    """Better before the first epoch than after the last."""
+    if asked and importlib.util.find_spec("tensorboard") is None:
+        raise ValueError(
+            "tensorboard is asked for and not installed. Fix: pip install 'lpbnn[logs]', or "
+            "tensorboard=False; log.csv holds the same numbers."
+        )
+
+
+@contextmanager
+def tensorboard(folder: Path | None, start: int) -> Iterator[Any]:
+    """A ``SummaryWriter`` that goes on at epoch ``start``; None where there is no folder."""
+    if folder is None:
+        yield None
+        return
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(log_dir=str(folder), purge_step=start + 1) as writer:
+        yield writer

@@ -1,0 +1,54 @@
+"""The optimizer, and its learning rate as a pure function of the step: nothing to save or restore."""
+
+import math
+
+import torch
+
+from lpbnn.engine.config import RunConfig, ScheduleConfig
+from lpbnn.model import Model
+
+
+def make_optimizer(model: Model, config: RunConfig, device: torch.device) -> torch.optim.Optimizer:
+    """SGD or AdamW over the model's own groups; each remembers its full rate as ``initial_lr``."""
+    optim = config.optim
+    groups = model.parameter_groups(weight_decay=optim.weight_decay, lr=optim.lr)
+    for group in groups:
+        group["initial_lr"] = group.setdefault("lr", optim.lr)
+    # One kernel for all weights. It unscales fp16 gradients itself, and so cannot be clipped before.
+    scaled = config.precision == "fp16" and optim.clip is not None
+    fused = True if device.type == "cuda" and not scaled else None
+    if optim.name == "adamw":
+        return torch.optim.AdamW(groups, optim.lr, betas=(optim.momentum, 0.999), fused=fused)
+    return torch.optim.SGD(
+        groups, optim.lr, momentum=optim.momentum, nesterov=optim.nesterov, fused=fused
+    )
+
+
+def factor(schedule: ScheduleConfig, step: int, steps_per_epoch: int, epochs: int) -> float:
+    r"""What ``optim.lr`` is multiplied by at ``step``, counted from 0 over the whole run.
+
+    After a linear warm-up, with t in [0, 1) the progress through the rest:
+
+    - constant: 1
+    - step: gamma ^ (number of milestones reached)
+    - cosine: :math:`(1 + \cos \pi t) / 2`
+    - poly: :math:`(1 - t)^{power}`
+
+    >>> step = ScheduleConfig("step", milestones=(1, 2))
+    >>> [round(factor(step, s, steps_per_epoch=2, epochs=3), 4) for s in range(6)]
+    [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]
+    >>> cosine = ScheduleConfig("cosine", warmup=1)
+    >>> [round(factor(cosine, s, steps_per_epoch=2, epochs=3), 4) for s in range(6)]
+    [0.5, 1.0, 1.0, 0.8536, 0.5, 0.1464]
+    """
+    warmup = round(schedule.warmup * steps_per_epoch)
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(1, epochs * steps_per_epoch - warmup)
+    if schedule.name == "cosine":
+        return (1 + math.cos(math.pi * progress)) / 2
+    if schedule.name == "poly":
+        return (1 - progress) ** schedule.power
+    if schedule.name == "step":
+        return schedule.gamma ** sum(step >= m * steps_per_epoch for m in schedule.milestones)
+    return 1.0

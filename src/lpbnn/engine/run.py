@@ -1,0 +1,204 @@
+"""From a config to a finished run folder, and from the folder back to the model."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from lpbnn.data import Splits
+from lpbnn.engine import logs
+from lpbnn.engine.build import DataInfo, build_model, load_data
+from lpbnn.engine.codec import differences
+from lpbnn.engine.config import EvalConfig, RunConfig
+from lpbnn.engine.corruption import check_corruptions
+from lpbnn.engine.environment import environment
+from lpbnn.engine.evaluate import Evaluation, evaluate
+from lpbnn.engine.files import Interrupted, RunError
+from lpbnn.engine.launch import launch
+from lpbnn.engine.rundir import RunDir
+from lpbnn.engine.scoring import NotFinite
+from lpbnn.engine.train import Training, fit
+from lpbnn.model import Model
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+FORMAT = 1  # of results.json; raised when a key changes its meaning
+# What may differ when a run is resumed: where and how fast it runs, what is shown and measured.
+FREE = (
+    "data_root",
+    "device",
+    "devices",
+    "nodes",
+    "strategy",
+    "compile",
+    "checkpoint_every",
+    "progress",
+    "tensorboard",
+    "evaluate",
+)
+
+
+class LoadedRun(NamedTuple):
+    """A run, read back: the trained model, its config, and what of its data it depends on."""
+
+    model: Model
+    config: RunConfig
+    data: DataInfo
+
+
+def run(
+    config: RunConfig | None,
+    folder: str | Path,
+    resume: bool = False,
+    overwrite: bool = False,
+    splits: Splits | None = None,
+) -> dict[str, Any]:
+    """Train, evaluate and write everything to ``folder``; the results are returned.
+
+    Args:
+        config: None reads the folder's own, to resume it.
+        resume: go on where a stopped run was; a finished one just gives its results.
+        overwrite: begin anew in the folder of another run, whose files are removed.
+        splits: the data, where it is at hand; otherwise the config says what to load.
+
+    With several processes, rank 0 evaluates and writes; the others return an empty dictionary.
+    """
+    target = RunDir(folder)
+    if config is None:
+        config = target.config()
+    fabric = launch(config)
+    plan = _together(fabric, lambda: _plan(config, target, resume, overwrite))
+    if plan == "finished":
+        return target.results()
+    splits = splits if splits is not None else load_data(config)
+    info = DataInfo.of(splits)
+    check_corruptions(config.evaluate, info)
+    logs.check_tensorboard(config.tensorboard)
+    model = build_model(config, info)
+    if fabric.is_global_zero:
+        if overwrite and plan == "fresh":
+            target.clear()
+        target.prepare(config, info)
+        target.add_session(environment(fabric.device, fabric.world_size))
+    training = fit(model, splits, config, fabric, target, resume=plan == "resume")
+    if not fabric.is_global_zero:
+        return {}
+    try:
+        target.save_weights(model)
+        return _measure(target, model, splits, config, fabric, _train_results(training, config))
+    except KeyboardInterrupt as error:
+        raise Interrupted(
+            f"training is over, the evaluation was stopped. Resume with: lpbnn train --resume {folder}"
+        ) from error
+
+
+def load_run(folder: str | Path, device: torch.device | str = "cpu") -> LoadedRun:
+    """The model of a trained run; its data is not needed.
+
+    ``loaded.data.normalise(images)`` prepares raw inputs, ``lpbnn.predict(loaded.model, x)`` answers.
+    """
+    source = RunDir(folder)
+    config, info = source.config(), source.data()
+    try:
+        model = build_model(config, info)
+    except (ValueError, TypeError) as error:
+        raise RunError(f"{source.path}: its config cannot be built: {error}") from error
+    source.load_weights(model)
+    return LoadedRun(model.to(device).eval(), config, info)
+
+
+def reevaluate(
+    folder: str | Path, settings: EvalConfig | None = None, splits: Splits | None = None
+) -> dict[str, Any]:
+    """Measure a trained run again, with other settings where given; the folder keeps the new results."""
+    target = RunDir(folder)
+    model, config, _ = load_run(folder)
+    if settings is not None:
+        config = replace(config, evaluate=settings)
+    train = target.results()["train"]
+    splits = splits if splits is not None else load_data(config)
+    fabric = launch(replace(config, devices=1, nodes=1, strategy="auto"))
+    return _measure(target, model, splits, config, fabric, train)
+
+
+def _plan(config: RunConfig, target: RunDir, resume: bool, overwrite: bool) -> str:
+    """ "fresh", "resume" or "finished"; a ``RunError`` where the folder forbids what is asked."""
+    if resume and overwrite:
+        raise RunError("resume and overwrite exclude each other. Fix: give one of them.")
+    state = target.state()
+    if state == "empty" or overwrite:
+        return "fresh"
+    if not resume:
+        what = "a finished run" if state == "finished" else "an unfinished run"
+        fix = "overwrite it" if state == "finished" else "resume it, overwrite it"
+        raise RunError(f"{target.path} holds {what}. Fix: {fix}, or give another folder.")
+    before, now = target.config().to_data(), config.to_data()
+    changed = [c for c in differences(before, now) if c.split(".")[0].split(":")[0] not in FREE]
+    if changed:
+        raise RunError(
+            f"the run in {target.path} was started with another config: {'; '.join(changed)}. "
+            "Fix: resume it with its own (config=None), or give another folder."
+        )
+    return "finished" if state == "finished" else "resume"
+
+
+def _together(fabric: "Fabric", decide: Callable[[], str]) -> str:
+    """What rank 0 decides, in every process; its error as well, so that none is left waiting."""
+    answer: tuple[str, str] = ("", "")
+    if fabric.is_global_zero:
+        try:
+            answer = (decide(), "")
+        except RunError as error:
+            answer = ("", str(error))
+    plan, problem = fabric.broadcast(answer)
+    if problem:
+        raise RunError(problem)
+    return plan
+
+
+def _train_results(training: Training, config: RunConfig) -> dict[str, Any]:
+    last = training.rows[-1] if training.rows else {}
+    seconds = sum(row["seconds"] for row in training.rows)
+    images = sum(row["images_per_second"] * row["seconds"] for row in training.rows)
+    return {
+        "epochs": training.epochs,
+        "of": config.epochs,
+        "diverged": training.diverged,
+        "seconds": training.seconds,
+        "images_per_second": images / seconds if seconds else None,
+        "peak_bytes": training.peak_memory,
+        "last": {k: v for k, v in last.items() if k not in ("images_per_second", "seconds")},
+    }
+
+
+def _measure(
+    target: RunDir,
+    model: Model,
+    splits: Splits,
+    config: RunConfig,
+    fabric: "Fabric",
+    train: dict[str, Any],
+) -> dict[str, Any]:
+    """Evaluate and write; the results go last, because they say that the run is finished."""
+    try:
+        found = evaluate(model, splits, config, fabric)
+    except NotFinite as error:  # a result as well: the row of the table says that it diverged
+        found = Evaluation({"test": None, "error": str(error)}, {})
+    results = {
+        "format": FORMAT,
+        "method": config.method,
+        "backbone": config.backbone,
+        "data": splits.name,
+        "task": splits.task,
+        "source": splits.source,
+        "seed": config.seed,
+        "train": train,
+        **found.results,
+        "evaluate": config.to_data()["evaluate"],
+    }
+    target.write_arrays(found.arrays)
+    target.write_results(results)
+    return target.results()

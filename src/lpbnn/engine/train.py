@@ -1,0 +1,289 @@
+"""The only training loop. It knows the contract of a model, and no method.
+
+Everything random comes from (seed, epoch): the order, the augmentation and, through torch's
+generators seeded at the start of every epoch, what the model draws. Checkpoints are made between
+epochs, so a resumed run repeats what the uninterrupted one did, on the CPU in float32 bit for bit.
+
+Losses are summed on the device and read every ``READ_EVERY`` steps and at the end of an epoch; no
+other line of the loop waits for the device.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lpbnn.data import Splits
+from lpbnn.engine import logs, weights
+from lpbnn.engine.config import RunConfig
+from lpbnn.engine.feed import Feed, noise_seed
+from lpbnn.engine.files import Interrupted
+from lpbnn.engine.launch import launch
+from lpbnn.engine.memory import peak_memory, reset_peak_memory
+from lpbnn.engine.optim import factor, make_optimizer
+from lpbnn.engine.rundir import CHECKPOINT, TENSORBOARD, Row, RunDir
+from lpbnn.engine.scoring import NotFinite, validate
+from lpbnn.model import Model, Terms
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+READ_EVERY = 50  # steps
+
+
+@dataclass
+class Training:
+    """How a training went; a diverged one is a result like any other."""
+
+    epochs: int = 0
+    """Finished ones."""
+    diverged: int | None = None
+    """The epoch, from 1, in which the loss, a weight or a prediction became non-finite."""
+    seconds: float = 0.0
+    """Of training alone, without validation; over all sessions of a resumed run."""
+    peak_memory: int = 0
+    """Bytes: allocated on the GPU, or the process's resident set on the CPU."""
+    rows: list[Row] = field(default_factory=list)
+    """The log: one row per epoch."""
+
+
+def fit(
+    model: Model,
+    splits: Splits,
+    config: RunConfig,
+    fabric: "Fabric | None" = None,
+    folder: RunDir | None = None,
+    resume: bool = False,
+) -> Training:
+    """Train ``model`` in place; the last finite weights are left in it.
+
+    With a folder the run is logged and checkpointed there, and ``resume`` goes on from its
+    checkpoint. Ctrl-C then raises ``Interrupted``, which says how to resume.
+
+    >>> from lpbnn.engine.build import DataInfo, build_model, load_data
+    >>> config = RunConfig("mcp", epochs=2, device="cpu", progress=False)
+    >>> splits = load_data(config)
+    >>> training = fit(build_model(config, DataInfo.of(splits)), splits, config)
+    >>> training.epochs, sorted(training.rows[-1])
+    (2, ['epoch', 'images_per_second', 'loss', 'lr', 'nll', 'seconds', 'val_accuracy', 'val_brier', ...])
+    """
+    fabric = fabric or launch(config)
+    logs.check_tensorboard(config.tensorboard)
+    loop = _Loop(model, splits, config, fabric, folder)
+    if folder is not None and resume:
+        loop.restore(folder)
+    with _generators(fabric.device), _fast_convolutions(fabric.device):
+        try:
+            loop.run()
+        except KeyboardInterrupt as error:
+            raise Interrupted(loop.farewell()) from error
+    return loop.training
+
+
+class LossStep(nn.Module):
+    """The model's loss as a forward pass: what DDP and autocast act on."""
+
+    def __init__(self, model: Model, compiled: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = torch.compile(model.loss) if compiled else model.loss
+
+    def forward(self, x: Any, y: Tensor) -> Terms:
+        return self.loss(x, y)
+
+
+class _Loop:
+    """The state of one training."""
+
+    def __init__(
+        self,
+        model: Model,
+        splits: Splits,
+        config: RunConfig,
+        fabric: "Fabric",
+        folder: RunDir | None,
+    ) -> None:
+        self.model, self.splits, self.config, self.fabric = model, splits, config, fabric
+        self.folder = folder
+        self.writer = folder if fabric.is_global_zero else None  # one process writes
+        self.feed = Feed(splits, config, fabric.device, fabric.global_rank, fabric.world_size)
+        fabric.to_device(model)
+        if config.channels_last:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        optimizer = make_optimizer(model, config, fabric.device)
+        self.step, self.optimizer = fabric.setup(LossStep(model, config.compile), optimizer)
+        self.training = Training()
+        self.good = weights.snapshot(model)  # the last finite weights
+        self.saved = 0  # the epoch of the last checkpoint
+
+    def run(self) -> None:
+        config, start = self.config, self.training.epochs
+        shown = config.progress and self.fabric.is_global_zero
+        board = self.writer / TENSORBOARD if self.writer and config.tensorboard else None
+        reset_peak_memory(self.fabric.device)
+        with (
+            logs.progress(shown, config.epochs, self.feed.steps, start) as self.bar,
+            logs.tensorboard(board, start) as self.board,
+        ):
+            while self.training.epochs < config.epochs and self.training.diverged is None:
+                self.epoch(self.training.epochs)
+        if self.training.epochs > 0:
+            torch.manual_seed(noise_seed(config.seed, config.epochs, 0))
+            self.model.after_fit(self.feed.plain())
+
+    def epoch(self, epoch: int) -> None:
+        started = time.perf_counter()
+        means = self.pass_over_data(epoch, started)
+        seconds = time.perf_counter() - started
+        self.training.seconds += seconds
+        self.training.peak_memory = max(self.training.peak_memory, peak_memory(self.fabric.device))
+        images = means.pop("examples")
+        row: Row = {"epoch": epoch + 1, "lr": self.rate(epoch * self.feed.steps), **means}
+        finite = all(map(math.isfinite, means.values())) and weights.is_finite(self.model)
+        if finite and (scores := self.scores(epoch)) is not None:
+            row |= scores
+            self.training.epochs = epoch + 1
+            self.good = weights.snapshot(self.model)
+        else:
+            self.training.diverged = epoch + 1
+            self.model.load_state_dict(self.good)
+        row |= {"images_per_second": images / seconds, "seconds": seconds}
+        self.record(row)
+
+    def pass_over_data(self, epoch: int, started: float) -> dict[str, float]:
+        """Train for one epoch: the mean of every term and the examples they are of.
+
+        It ends where the loss is found to be non-finite.
+        """
+        config, model = self.config, self.model
+        model.train()
+        model.before_epoch(epoch, config.epochs)
+        torch.manual_seed(noise_seed(config.seed, epoch, self.fabric.global_rank))
+        names: list[str] = []
+        total, means = torch.zeros((), device=self.fabric.device), {}
+        for number, (x, y) in enumerate(self.feed.epoch(epoch), start=1):
+            self.rate(epoch * self.feed.steps + number - 1, apply=True)
+            self.optimizer.zero_grad()
+            terms = self.step(x, y)
+            self.fabric.backward(terms["loss"])
+            if config.optim.clip is not None:
+                self.fabric.clip_gradients(
+                    self.step,
+                    self.optimizer,
+                    max_norm=config.optim.clip,
+                    error_if_nonfinite=False,  # asking would wait for the device
+                )
+            self.optimizer.step()
+            model.after_step()
+            names = names or [*terms, "examples"]
+            values = [*(term.detach().float() for term in terms.values()), total.new_ones(())]
+            total = total + torch.stack(values) * len(y)
+            if number % READ_EVERY == 0 or number == self.feed.steps:
+                means = self.read(names, total)
+                if self.bar is not None:
+                    self.bar.step(epoch, number, means, time.perf_counter() - started)
+                if not math.isfinite(means["loss"]):
+                    break
+        return means
+
+    def read(self, names: list[str], total: Tensor) -> dict[str, float]:
+        """The means so far over all processes: the one place that waits for the device."""
+        sums = self.fabric.all_reduce(total.clone(), reduce_op="sum").tolist()  # type: ignore[union-attr]
+        return {
+            **{name: s / sums[-1] for name, s in zip(names, sums, strict=True)},
+            "examples": sums[-1],
+        }
+
+    def rate(self, step: int, apply: bool = False) -> float:
+        """The learning rate at a step; ``apply`` gives every group its own."""
+        scale = factor(self.config.schedule, step, self.feed.steps, self.config.epochs)
+        if apply:
+            for group in self.optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * scale
+        return self.config.optim.lr * scale
+
+    def scores(self, epoch: int) -> dict[str, float] | None:
+        """Validation metrics where they are due; None if the predictions are not finite."""
+        every, last = self.config.validate_every, epoch + 1 == self.config.epochs
+        due = every and len(self.splits.val) and ((epoch + 1) % every == 0 or last)
+        found: dict[str, float] | None = {}
+        if due and self.fabric.is_global_zero:
+            try:
+                found = validate(self.model, self.splits, self.config, self.fabric)
+            except NotFinite:
+                found = None
+        return self.fabric.broadcast(found) if due else found
+
+    def record(self, row: Row) -> None:
+        """Show and keep what an epoch gave."""
+        self.training.rows.append(row)
+        if self.bar is not None:
+            self.bar.epoch(row)
+        if self.board is not None:
+            for name, value in row.items():
+                self.board.add_scalar(name, value, row["epoch"])
+        over = self.training.epochs == self.config.epochs or self.training.diverged is not None
+        if self.writer is not None:
+            self.writer.write_log(self.training.rows)
+        if over or self.training.epochs % self.config.checkpoint_every == 0:
+            if self.writer is not None:
+                self.writer.save_checkpoint(self.state())
+            self.saved = self.training.epochs
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds. No generators and no schedule: both follow from the epoch."""
+        progress = asdict(self.training)
+        del progress["rows"]  # they are in the log
+        return {
+            **progress,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "precision": self.fabric.strategy.precision.state_dict(),
+        }
+
+    def restore(self, folder: RunDir) -> None:
+        """Go on from the folder's checkpoint, where it has one."""
+        state = folder.checkpoint(self.fabric.device)
+        if state is None:
+            return
+        weights.restore(self.model, state.pop("model"), str(folder / CHECKPOINT))
+        self.optimizer.load_state_dict(state.pop("optimizer"))
+        self.fabric.strategy.precision.load_state_dict(state.pop("precision"))
+        diverged = state["diverged"] is not None
+        rows = folder.log(epochs=state["epochs"] + diverged)
+        self.training = Training(**state, rows=rows)
+        self.good = weights.snapshot(self.model)
+        self.saved = self.training.epochs
+
+    def farewell(self) -> str:
+        done, of = self.training.epochs, self.config.epochs
+        if self.folder is None:
+            return f"stopped after {done} of {of} epochs; without a folder nothing was kept."
+        where = f"goes on after epoch {self.saved}" if self.saved else "starts again"
+        return (
+            f"stopped after {done} of {of} epochs. Resume with: lpbnn train --resume "
+            f"{self.folder.path} (it {where})."
+        )
+
+
+@contextmanager
+def _generators(device: torch.device) -> Iterator[None]:
+    """Training seeds torch's generators; the caller's are given back as they were."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+
+
+@contextmanager
+def _fast_convolutions(device: torch.device) -> Iterator[None]:
+    """cuDNN tries its algorithms once per shape: shapes do not change here."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = device.type == "cuda" or before
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
