@@ -87,6 +87,10 @@ class Model(nn.Module):
         wide = outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
         return wide.softmax(2), None
 
+    def strangeness(self, outputs: Tensor) -> Tensor | None:
+        """The method's own uncertainty of member outputs, (S, B, ...), where probabilities lose it."""
+        return None
+
     def parameter_groups(
         self, weight_decay: float = 0.0, lr: float | None = None
     ) -> list[dict[str, Any]]:
@@ -95,6 +99,8 @@ class Model(nn.Module):
 
     def score(self, prediction: "Prediction") -> Tensor:
         """How strange each input looks, higher is stranger: 1 - max probability, or the variance."""
+        if prediction.strangeness is not None:
+            return prediction.strangeness
         if self.task == "regression":
             return prediction.total.sum(-1)
         return 1 - prediction.confidence
@@ -102,8 +108,8 @@ class Model(nn.Module):
     def before_epoch(self, epoch: int, epochs: int) -> None:
         """A training loop calls this before every epoch (from 0) of ``epochs``: annealing."""
 
-    def after_step(self) -> None:
-        """A training loop calls this after every optimizer step: moving averages."""
+    def after_step(self, lr: float = 0.0) -> None:
+        """A training loop calls this after every optimizer step, gradients still there, with its rate."""
 
     def after_fit(self, batches: Iterable[tuple[Any, Tensor]]) -> None:
         """A training loop calls this at the end, with the training batches: last statistics."""

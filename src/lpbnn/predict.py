@@ -28,6 +28,7 @@ class Prediction:
     epistemic: Tensor
     members: Tensor | None  # (S, B, C, ...) probabilities, or (S, B, K) means; None if not kept
     member_variances: Tensor | None = None  # regression only
+    strangeness: Tensor | None = None  # the method's own uncertainty (B, ...), mean over members
 
     @property
     def total(self) -> Tensor:
@@ -104,14 +105,15 @@ def predict(
     batch = batch_size(args, kwargs)
     width, step = _portions(batch, model.members, samples, chunk)
     sums: list[_Sums] = []
-    with _evaluating(model), seeded(seed, generator, model), torch.no_grad():
+    with evaluating(model), seeded(seed, generator, model), torch.no_grad():
         for run in model.passes(samples, width):
             for index, start in enumerate(range(0, batch, step)):
                 part_args, part_kwargs = _part((args, kwargs), batch, slice(start, start + step))
                 if index == len(sums):
                     sums.append(_Sums(model.task, keep_members))
-                # No name for the outputs: they must be gone before the next pass makes its own.
-                sums[index].add(*model.likelihood(run(*part_args, **part_kwargs)))
+                outputs = run(*part_args, **part_kwargs)
+                sums[index].add(*model.likelihood(outputs), model.strangeness(outputs))
+                del outputs  # gone before the next pass makes its own
     return _merge([part.finish() for part in sums])
 
 
@@ -134,9 +136,13 @@ class _Sums:
         self.kept_variances: list[Tensor] = []
         self.count = 0
         self.mean = self.within = self.between = torch.zeros(())
+        self.strangeness: Tensor | None = None  # a sum until it is finished
 
-    def add(self, values: Tensor, variances: Tensor | None) -> None:
+    def add(self, values: Tensor, variances: Tensor | None, strangeness: Tensor | None) -> None:
         """Values (s, b, ...): Welford's update, so that a large mean does not drown the variance."""
+        if strangeness is not None:
+            sum_ = strangeness.sum(0)
+            self.strangeness = sum_ if self.strangeness is None else self.strangeness + sum_
         for i, value in enumerate(values):
             self.count += 1
             within = (
@@ -163,7 +169,8 @@ class _Sums:
             epistemic = (entropy(self.mean) - self.within).clamp_min(0)  # rounding alone goes below
         members = torch.cat(self.kept) if self.kept is not None else None
         variances = torch.cat(self.kept_variances) if self.kept_variances else None
-        return Prediction(self.task, self.mean, self.within, epistemic, members, variances)
+        own = None if self.strangeness is None else self.strangeness / self.count
+        return Prediction(self.task, self.mean, self.within, epistemic, members, variances, own)
 
 
 def _merge(parts: list[Prediction]) -> Prediction:
@@ -181,6 +188,7 @@ def _merge(parts: list[Prediction]) -> Prediction:
         torch.cat([part.epistemic for part in parts]),
         joined("members", 1),
         joined("member_variances", 1),
+        joined("strangeness", 0),
     )
 
 
@@ -205,7 +213,7 @@ def _part(call: Any, batch: int, rows: slice) -> Any:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

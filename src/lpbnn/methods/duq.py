@@ -28,7 +28,7 @@ ICML 2020.
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -37,10 +37,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from lpbnn.factors import at_least_float32, full_precision
 from lpbnn.losses import check_targets
 from lpbnn.model import Model, Terms, as_call, batch_size, total
-from lpbnn.predict import _evaluating
-
-if TYPE_CHECKING:
-    from lpbnn.predict import Prediction
+from lpbnn.predict import evaluating
 
 Score = Literal["kernel", "confidence"]
 
@@ -176,7 +173,7 @@ class RadialBasis(Model):
             return
         (x, y), self._last = self._last, None  # released: a model is copied without its data
         args, kwargs = as_call(x)
-        with _evaluating(self):
+        with evaluating(self):
             embedded = self.embed(args, kwargs)
         counted = y != self.ignore_index
         classes = torch.arange(len(self.N), device=y.device)
@@ -188,10 +185,6 @@ class RadialBasis(Model):
     def strangeness(self, outputs: Tensor) -> Tensor | None:
         """1 - max K_c of member outputs, (S, B); None where confidence is to be the score."""
         return None if self.config.score == "confidence" else -torch.expm1(outputs.amax(2))
-
-    def score(self, prediction: "Prediction") -> Tensor:
-        own = getattr(prediction, "strangeness", None)
-        return super().score(prediction) if own is None else own
 
 
 def _watched(x: Any) -> tuple[Any, list[Tensor]]:

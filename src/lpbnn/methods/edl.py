@@ -21,7 +21,7 @@ Sensoy, Kaplan, Kandemir: Evidential deep learning to quantify classification un
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -30,9 +30,6 @@ from torch import Tensor, nn
 from lpbnn.factors import at_least_float32
 from lpbnn.losses import check_targets
 from lpbnn.model import Model, Terms, as_call, batch_size, total
-
-if TYPE_CHECKING:
-    from lpbnn.predict import Prediction
 
 Evidence = Literal["exp", "softplus", "relu"]
 Score = Literal["vacuity", "confidence"]
@@ -129,10 +126,6 @@ class Evidential(Model):
     def strangeness(self, outputs: Tensor) -> Tensor | None:
         """K / S of member outputs, (S, B, ...); None where confidence is to be the score."""
         return None if self.score_by == "confidence" else self.alpha(outputs).mean(2).reciprocal()
-
-    def score(self, prediction: "Prediction") -> Tensor:
-        own = getattr(prediction, "strangeness", None)
-        return super().score(prediction) if own is None else own
 
 
 def bayes_risk(alpha: Tensor, labels: Tensor) -> Tensor:

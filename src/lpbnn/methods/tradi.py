@@ -52,7 +52,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lpbnn.factors import at_least_float32
 from lpbnn.model import Model, Pass, as_call, batch_size
-from lpbnn.predict import _evaluating
+from lpbnn.predict import evaluating
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,7 +233,7 @@ class Tracked(Model):
         """Cumulative averages of the batch statistics, and over how many examples."""
         momenta, seen = [norm.momentum for norm in norms], 0
         try:
-            with _evaluating(self):
+            with evaluating(self):
                 for norm in norms:
                     norm.train()
                 for x, _ in batches:
