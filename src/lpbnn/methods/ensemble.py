@@ -1,0 +1,172 @@
+r"""Deep Ensembles: J independent networks from J initial weights; their probabilities are averaged.
+
+.. math:: p(y|x) = \tfrac1J \sum_j p(y|x, W_j), \quad W_j = \arg\min \overline{NLL}(W_j)
+
+The members are trained together and stay independent: **the gradient of every member is the one it
+would have alone**, so learning rate, weight decay and schedule are those of a single network. The
+reported ``nll`` is the mean over members, comparable with other methods; its gradient is that of the sum.
+(Only clipping by a global norm ties members together: it sees them all at once.)
+
+The first member is the given network, the others are copies with initial weights of their own. Finished
+runs become members with ``from_members``.
+
+Lakshminarayanan, Pritzel, Blundell: Simple and scalable predictive uncertainty estimation using deep
+ensembles, NeurIPS 2017.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lpbnn.model import Model, Pass, Terms, as_call, batch_size, total
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    members: int = 4  # J
+    # What is drawn anew in every member but the first: "all", "none" (for weights that are loaded
+    # afterwards), or path globs ("head", ["decoder.*", "head"]) for a pretrained network.
+    reinit: str | Sequence[str] = "all"
+    num_data: int | None = None  # not needed: there is no KL; taken so that methods can be swapped
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.members, int) or self.members < 1:
+            raise ValueError(f"members={self.members!r}: expected an integer of at least 1.")
+
+
+class DeepEnsemble(Model):
+    """J networks in an ``nn.ModuleList``."""
+
+    stochastic = False
+    net: nn.ModuleList
+
+    def __init__(self, nets: Sequence[nn.Module], **options: Any) -> None:
+        super().__init__(nn.ModuleList(nets), **options)
+        self.members = len(nets)
+
+    def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self._some(slice(None), *args, **kwargs)
+
+    def _some(self, members: slice, *args: Any, **kwargs: Any) -> Tensor:
+        batch_size(args, kwargs)
+        return torch.stack([self.readout(net(*args, **kwargs)) for net in self.net[members]])
+
+    def passes(self, samples: int, width: int) -> Iterator[Pass]:
+        for start in range(0, self.members, width):
+            yield partial(self._some, slice(start, start + width))
+
+    def loss(self, x: Any, y: Tensor) -> Terms:
+        args, kwargs = as_call(x)
+        mean = torch.stack([self.nll(outputs, y) for outputs in self(*args, **kwargs)]).mean()
+        # The value of the mean with the gradient of the sum: see the top of the file.
+        return total(nll=mean + (self.members - 1) * (mean - mean.detach()))
+
+
+def build(net: nn.Module, config: Config, **model_options: Any) -> Model:
+    chosen = _chosen(net, config.reinit)
+    nets = [net, *(copy.deepcopy(net) for _ in range(config.members - 1))]
+    for member in nets[1:]:
+        redraw(member, chosen)
+    return DeepEnsemble(nets, **model_options)
+
+
+def from_members(nets: Sequence[nn.Module], **model_options: Any) -> DeepEnsemble:
+    """An ensemble of finished networks, or of models that are one deterministic network each.
+
+    ``model_options`` (task, readout, ...) default to those of the first model, where one is given.
+
+    Example:
+        >>> import lpbnn
+        >>> runs = [lpbnn.build(nn.Linear(4, 3), "mcp") for _ in range(5)]
+        >>> lpbnn.predict(from_members(runs), torch.randn(2, 4)).members.shape
+        torch.Size([5, 2, 3])
+    """
+    if not nets:
+        raise ValueError("an ensemble needs at least one network; got an empty list.")
+    if len({id(net) for net in nets}) < len(nets):
+        raise ValueError("the same network is given twice: it would count double. Give copies.")
+    first = nets[0]
+    if isinstance(first, Model):
+        names = ("task", "readout", "ignore_index", "class_weights")
+        model_options = {name: getattr(first, name) for name in names} | model_options
+    return DeepEnsemble([_single(net) for net in nets], **model_options)
+
+
+def _single(net: nn.Module) -> nn.Module:
+    if not isinstance(net, Model):
+        return net
+    if net.members > 1 or net.stochastic or type(net).likelihood is not Model.likelihood:
+        raise TypeError(
+            f"a member is one deterministic network with the task's usual likelihood; got "
+            f"{type(net).__name__}. Members are plain networks, or built with 'mcp'."
+        )
+    return net.net
+
+
+def redraw(net: nn.Module, chosen: set[str]) -> None:
+    """Draw the own parameters of the chosen modules anew, at the scale that they have now.
+
+    ``reset_parameters`` alone would undo what the network's author chose (He's gain, a last layer at
+    zero, ...), and the members would not be networks of one kind. So a draw is brought to the root mean
+    square of what it replaces, and a constant stays. Parameters of modules that cannot reset themselves
+    (class tokens, parametrised weights) are shuffled. What is frozen stays: it could never learn.
+    """
+    given = {
+        name: parameter.detach().clone()
+        for name, parameter in net.named_parameters(remove_duplicate=False)
+    }
+    modules = {path: m for path, m in net.named_modules() if path in chosen and _learns(m)}
+    resets = {path: _reset(module) for path, module in modules.items()}
+    for reset in filter(None, resets.values()):
+        reset()
+    with torch.no_grad():
+        for path, module in modules.items():
+            for name, drawn in module.named_parameters(path, recurse=False):
+                if not drawn.requires_grad:
+                    drawn.copy_(given[name])
+                elif resets[path] is not None:
+                    _rescale(drawn, given[name])
+                else:
+                    order = torch.randperm(drawn.numel()).to(drawn.device)
+                    drawn.copy_(given[name].flatten()[order].view_as(drawn))
+
+
+def _learns(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters(recurse=False))
+
+
+def _reset(module: nn.Module) -> Callable[[], None] | None:
+    return getattr(module, "reset_parameters", getattr(module, "_reset_parameters", None))
+
+
+def _rescale(drawn: Tensor, given: Tensor) -> None:
+    if given.numel() > 1 and bool((given == given.flatten()[0]).all()):
+        drawn.copy_(given)
+    elif drawn.numel() == 1 or bool((drawn != drawn.flatten()[0]).any()):  # a norm resets to 1
+        drawn.mul_(given.square().mean().sqrt() / drawn.square().mean().sqrt().clamp_min(1e-12))
+
+
+def _chosen(net: nn.Module, reinit: str | Sequence[str]) -> set[str]:
+    """The paths of the modules that are drawn anew."""
+    paths = {path for path, _ in net.named_modules()}
+    if reinit == "all":
+        return paths
+    if reinit == "none":
+        return set()
+    chosen = set()
+    for pattern in [reinit] if isinstance(reinit, str) else reinit:
+        found = {p for p in paths if fnmatchcase(p, pattern) or p.startswith(f"{pattern}.")}
+        if not found:
+            top = ", ".join(name for name, _ in net.named_children())
+            raise ValueError(
+                f"reinit={pattern!r} matches no module; expected 'all', 'none' or path globs. "
+                f"The network's parts are: {top}."
+            )
+        chosen |= found
+    return chosen

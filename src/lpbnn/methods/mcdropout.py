@@ -1,0 +1,240 @@
+r"""MC dropout: dropout stays on at prediction, and every pass is a draw from an approximate posterior.
+
+.. math:: p(y|x) = \tfrac1S \sum_s p(y|x, W \odot m_s), \quad m_s \sim \mathrm{Bernoulli}(1 - \text{rate})
+
+Where dropout acts:
+
+- a network with ``nn.Dropout*`` layers keeps them where they are, at their rates unless ``rate`` is given
+  (or all of them are 0: then 0.1);
+- a network without any gets dropout in front of every Linear and convolution except the first, which
+  sees the data. ``include`` and ``exclude`` choose other layers (the first too, if it is included); given
+  for a network that has dropout of its own, they add to it.
+
+Dropout called as a function, and that inside ``nn.MultiheadAttention``, cannot be found and follows the
+network's mode. Batch norm follows the mode too: in evaluation it uses its running statistics.
+``lpbnn.undo`` takes everything out again.
+
+In a call of the model every row has its own mask. In a prediction a member is one thinned network: its
+masks hold for all examples, so that the answer does not depend on how the work is divided.
+
+Gal, Ghahramani: Dropout as a Bayesian approximation: representing model uncertainty in deep learning,
+ICML 2016.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from lpbnn.convert import Conversion, Filter, _disable_fused_paths, _replace, convert
+from lpbnn.layers import SUPPORTED
+from lpbnn.members import gather, spread_tree
+from lpbnn.model import Model, Pass, Terms, as_call, batch_size, total
+
+RATE = 0.1  # of inserted dropout, unless another is given
+ALPHA = 1.7580993408473766  # minus the value at which SELU saturates: what alpha dropout puts in
+
+_FUNCTIONS: dict[type[nn.Module], Any] = {
+    nn.Dropout: F.dropout,
+    nn.Dropout1d: F.dropout1d,
+    nn.Dropout2d: F.dropout2d,
+    nn.Dropout3d: F.dropout3d,
+    nn.AlphaDropout: F.alpha_dropout,
+    nn.FeatureAlphaDropout: F.feature_alpha_dropout,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    members: int = 4  # passes that one call of the model makes; training makes one
+    rate: float | None = None  # None: the network's own; 0.1 where it has none
+    include: Filter = None  # path globs or types of the layers to put dropout in front of
+    exclude: Filter = None
+    num_data: int | None = None  # not needed: there is no KL; taken so that methods can be swapped
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.members, int) or self.members < 1:
+            raise ValueError(f"members={self.members!r}: expected an integer of at least 1.")
+        if self.rate is not None and not 0 < self.rate < 1:
+            raise ValueError(
+                f"rate={self.rate!r}: expected a number between 0 and 1, without them."
+            )
+
+
+class Streams:
+    """Random numbers of every member from a seed of its own: the same however members are grouped."""
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self.seeds = seeds
+        self._generators: dict[torch.device, list[torch.Generator]] = {}
+
+    def kept(self, shape: Sequence[int], rate: float, device: torch.device) -> Tensor:
+        """Which entries stay, (members, *shape)."""
+        if device not in self._generators:
+            self._generators[device] = [
+                torch.Generator(device).manual_seed(seed) for seed in self.seeds
+            ]
+        drawn = [
+            torch.rand(*shape, generator=generator, device=device)
+            for generator in self._generators[device]
+        ]
+        return torch.stack(drawn) >= rate
+
+
+class KeptDropout(nn.Module):
+    """A dropout layer that is on in evaluation too.
+
+    Example:
+        >>> dropout = KeptDropout(nn.Dropout(0.5)).eval()
+        >>> bool((dropout(torch.ones(1000)) == 0).any())
+        True
+    """
+
+    def __init__(self, layer: nn.Module, rate: float | None = None) -> None:
+        super().__init__()
+        kind = next((kind for kind in _FUNCTIONS if isinstance(layer, kind)), None)
+        if kind is None:
+            known = ", ".join(kind.__name__ for kind in _FUNCTIONS)
+            raise TypeError(f"expected one of {known}; got {type(layer).__name__}.")
+        self.layer = layer
+        self.p: float = layer.p if rate is None else rate  # type: ignore[assignment]
+        self.function = _FUNCTIONS[kind]
+        self.alpha = kind in (nn.AlphaDropout, nn.FeatureAlphaDropout)
+        self.by_channel = kind not in (nn.Dropout, nn.AlphaDropout)
+        self.streams: Streams | None = None  # set while a pass holds its masks
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+    def restore(self) -> nn.Module:
+        """The layer as it was, with its own rate."""
+        return self.layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Rows that do not belong to members evenly are none of ours: plain dropout suits them.
+        if self.streams is None or x.shape[0] % len(self.streams.seeds):
+            return self.function(x, self.p, training=True)
+        shape = x.shape[1:2] + (1,) * (x.dim() - 2) if self.by_channel else x.shape[1:]
+        kept = self.streams.kept(shape, self.p, x.device).unsqueeze(1)
+        rows = gather(x, len(kept))
+        if not self.alpha:
+            return torch.where(kept, rows / (1 - self.p), 0.0).flatten(0, 1)
+        scale = ((ALPHA**2 * self.p + 1) * (1 - self.p)) ** -0.5  # keeps mean 0 and variance 1
+        return (scale * torch.where(kept, rows, -ALPHA) + scale * ALPHA * self.p).flatten(0, 1)
+
+
+class DropBefore(nn.Module):
+    """Dropout in front of a layer; the layer keeps its weights.
+
+    Example:
+        >>> DropBefore(nn.Linear(3, 2), 0.1, "head")
+        DropBefore(
+          (dropout): KeptDropout(
+            p=0.1
+            (layer): Dropout(p=0.1, inplace=False)
+          )
+          (layer): Linear(in_features=3, out_features=2, bias=True)
+        )
+    """
+
+    def __init__(self, layer: nn.Module, rate: float, path: str = "") -> None:
+        super().__init__()
+        self.dropout = KeptDropout(nn.Dropout(rate))
+        self.layer = layer
+        self.path = path
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("weight", "bias") and "layer" in self.__dict__.get("_modules", {}):
+            raise AttributeError(
+                f"the code around {self.path or 'this layer'!r} reads its .{name} directly, past its "
+                f"forward: dropout would be bypassed in silence. Leave the layer out with "
+                f"exclude={self.path or '...'!r}; the {name} itself is .layer.{name}."
+            )
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("_") or "layer" not in self.__dict__.get("_modules", {}):
+                raise
+            return getattr(self.layer, name)  # in_features, stride, ... as code around it expects
+
+    def restore(self) -> nn.Module:
+        return self.layer
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return self.layer(self.dropout(x), *args, **kwargs)
+
+
+class MCDropout(Model):
+    """One network whose every pass drops other units.
+
+    ``conversion`` says which layers drop.
+    """
+
+    def __init__(
+        self, net: nn.Module, members: int, conversion: Conversion, **options: Any
+    ) -> None:
+        super().__init__(net, **options)
+        self.members = members
+        self.conversion = conversion
+        self.dropouts = [module for module in net.modules() if isinstance(module, KeptDropout)]
+
+    def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self._rows(args, kwargs, self.members)
+
+    def _rows(self, args: tuple[Any, ...], kwargs: dict[str, Any], members: int) -> Tensor:
+        args, kwargs = spread_tree((args, kwargs), batch_size(args, kwargs), members)
+        return gather(self.readout(self.net(*args, **kwargs)), members)
+
+    def passes(self, samples: int, width: int) -> Iterator[Pass]:
+        seeds: list[int] = torch.randint(2**62, (samples * self.members,)).tolist()
+        for start in range(0, len(seeds), width):
+            yield partial(self._thinned, seeds[start : start + width])
+
+    def _thinned(self, seeds: list[int], *args: Any, **kwargs: Any) -> Tensor:
+        """The outputs of the thinned networks that these seeds stand for."""
+        streams = Streams(seeds)
+        try:
+            for dropout in self.dropouts:
+                dropout.streams = streams
+            return self._rows(args, kwargs, len(seeds))
+        finally:
+            for dropout in self.dropouts:
+                dropout.streams = None
+
+    def loss(self, x: Any, y: Tensor) -> Terms:
+        if not self.training:
+            return super().loss(x, y)
+        args, kwargs = as_call(x)
+        return total(nll=self.nll(self._rows(args, kwargs, 1)[0], y))
+
+
+def build(net: nn.Module, config: Config, **model_options: Any) -> Model:
+    if any(isinstance(module, KeptDropout) for module in net.modules()):
+        raise ValueError("the network has been built as mcdropout already. Call lpbnn.undo first.")
+    own = {path: layer for path, layer in net.named_modules() if isinstance(layer, _DropoutNd)}
+    conversion = Conversion(tuple(own), {})
+    if not own or config.include is not None or config.exclude is not None:
+        inserted = insert(net, config)
+        conversion = Conversion(conversion.converted + inserted.converted, inserted.left)
+    rate = config.rate
+    if rate is None and not any(layer.p for layer in own.values()):
+        rate = RATE  # slots that were left empty: passes must differ
+    _replace(net, {id(layer): KeptDropout(layer, rate) for layer in own.values()})
+    _disable_fused_paths(net, list(own))
+    return MCDropout(net, config.members, conversion, **model_options)
+
+
+def insert(net: nn.Module, config: Config) -> Conversion:
+    """Put dropout in front of the chosen layers; by default all but the first, which sees the data."""
+    exclude = config.exclude
+    layers = [path for path, layer in net.named_modules() if isinstance(layer, SUPPORTED)]
+    if config.include is None and len(layers) > 1:
+        given = [] if exclude is None else [exclude] if isinstance(exclude, str | type) else exclude
+        exclude = [layers[0], *given]
+    rate = RATE if config.rate is None else config.rate
+    return convert(net, lambda layer, path: DropBefore(layer, rate, path), config.include, exclude)

@@ -1,0 +1,249 @@
+r"""Mean-field BNN: a Gaussian over every weight and bias, trained by Bayes by backprop.
+
+.. math::
+    W = \mu + \sigma \odot \epsilon, \; \sigma = \log(1 + e^\rho), \quad
+    L = \overline{NLL} + \tfrac{\beta}{N} \sum_{layers} KL(N(\mu, \sigma^2) \| N(0, \sigma_0^2))
+
+The KL is summed over the entries; beta grows from 0 to 1 over ``anneal`` of training. The given weights
+are the posterior mean, bit for bit; ``lpbnn.undo`` gives the mean network back.
+
+``flipout`` (training only) gives every example its own perturbation for the price of a second pass
+through each layer, and so a gradient of less variance: with signs s, t in {-1, 1} per channel,
+
+.. math:: y = \mu x + t \odot ((\sigma \odot \epsilon)(s \odot x))
+
+The prior's standard deviation is 1, the default of TensorFlow Probability and Bayesian-Torch;
+``prior_std=None`` is the scale of He's initialiser, sqrt(2 / fan-in), that large networks use. The prior
+is the weight decay of these weights: they get no other.
+
+Blundell et al.: Weight uncertainty in neural networks, ICML 2015. Wen et al.: Flipout: efficient
+pseudo-independent weight perturbations on mini-batches, ICLR 2018.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from lpbnn.convert import Conversion, Filter, convert
+from lpbnn.factors import at_least_float32, full_precision, kl_to_standard_normal
+from lpbnn.methods._rank_one import check_num_data
+from lpbnn.model import Model, Pass, Terms, as_call, batch_size, total, two_groups
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    members: int = 4  # draws of the weights in one call of the model; training draws once
+    num_data: int | None = None  # N, required
+    std: float = 1e-3  # initial standard deviation of the posterior
+    prior_std: float | None = 1.0  # None: sqrt(2 / fan-in), layer by layer
+    anneal: float = 2 / 3  # share of the epochs over which the KL grows to its full weight
+    flipout: bool = False
+    include: Filter = None  # path globs or layer types to convert; None: all
+    exclude: Filter = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.members, int) or self.members < 1:
+            raise ValueError(f"members={self.members!r}: expected an integer of at least 1.")
+        for name, value in (("std", self.std), ("prior_std", self.prior_std)):
+            if value is not None and not value > 0:
+                raise ValueError(f"{name}={value!r}: expected a number above 0.")
+        if not 0 <= self.anneal <= 1:
+            raise ValueError(f"anneal={self.anneal!r}: expected a share between 0 and 1.")
+
+
+class Noise(NamedTuple):
+    """sigma * epsilon for the weight and the bias of a layer."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+class GaussianLayer(nn.Module):
+    """A layer whose weight and bias are the mean of a Gaussian, drawn anew in every call.
+
+    Example:
+        >>> layer = GaussianLayer(nn.Linear(3, 2), std=0.1)
+        >>> x = torch.randn(1, 3)
+        >>> bool((layer(x) != layer(x)).all())
+        True
+    """
+
+    bias_rho: nn.Parameter | None
+
+    def __init__(
+        self,
+        layer: nn.Module,
+        path: str = "",
+        std: float = 1e-3,
+        prior_std: float | None = 1.0,
+    ) -> None:
+        super().__init__()
+        weight = layer._parameters.get("weight")
+        if weight is None:
+            raise ValueError(
+                f"{path or type(layer).__name__!r} computes its weight itself (parametrised, or with "
+                f"weight or spectral norm), so there is none to put a posterior on. Leave it out with "
+                f"exclude={path or '...'!r}."
+            )
+        self.layer = layer
+        self.path = path
+        self.prior_std = math.sqrt(2 / weight[0].numel()) if prior_std is None else prior_std
+        rho = std + math.log(-math.expm1(-std))  # softplus(rho) = std
+        for name in ("weight", "bias"):
+            mean = layer._parameters.get(name)
+            like = None if mean is None else torch.full_like(mean, rho)
+            made = None if mean is None or like is None else nn.Parameter(like, mean.requires_grad)
+            self.register_parameter(f"{name}_rho", made)
+        self._noise: Noise | None = None
+        self._flip = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("weight", "bias") and "layer" in self.__dict__.get("_modules", {}):
+            raise AttributeError(
+                f"the code around {self.path or 'this layer'!r} reads its .{name} directly, past its "
+                f"forward: the posterior would be bypassed in silence. Leave the layer out with "
+                f"exclude={self.path or '...'!r}; the mean itself is .layer.{name}."
+            )
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("_") or "layer" not in self.__dict__.get("_modules", {}):
+                raise
+            return getattr(self.layer, name)  # in_features, stride, ... as code around it expects
+
+    def restore(self) -> nn.Module:
+        """The layer itself: its weight and bias are the posterior mean."""
+        return self.layer
+
+    def gaussians(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Mean and standard deviation of the weight and, where there is one, of the bias."""
+        for mean, rho in (
+            (self.layer.weight, self.weight_rho),
+            (self.layer.bias, self.bias_rho),
+        ):
+            if isinstance(mean, Tensor) and isinstance(rho, Tensor):
+                yield at_least_float32(mean), F.softplus(at_least_float32(rho))
+
+    def draw(self) -> Noise:
+        with full_precision(self.weight_rho.device):
+            noise = [std * torch.randn_like(std) for _, std in self.gaussians()]
+        return Noise(noise[0], noise[1] if len(noise) > 1 else None)
+
+    def kl(self) -> Tensor:
+        """KL(q || N(0, prior_std^2)), summed over all entries."""
+        with full_precision(self.weight_rho.device):
+            parts = [
+                kl_to_standard_normal(mean / self.prior_std, 2 * (std / self.prior_std).log()).sum()
+                for mean, std in self.gaussians()
+            ]
+        return torch.stack(parts).sum()
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        noise = self._noise if self._noise is not None else self.draw()
+        weight, bias = self.layer.weight, self.layer.bias
+        if self._flip:
+            mean = self.layer(x, *args, **kwargs)
+            perturbed = self._call(noise.weight, noise.bias, x * self._signs(x), *args, **kwargs)
+            return mean + perturbed * self._signs(perturbed)
+        drawn = None if noise.bias is None else bias + noise.bias  # type: ignore[operator]
+        return self._call(weight + noise.weight, drawn, x, *args, **kwargs)  # type: ignore[operator]
+
+    def _call(self, weight: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
+        """The layer's own computation with other weights."""
+        dtype: torch.dtype = self.layer.weight.dtype  # type: ignore[assignment]
+        tensors = {"weight": weight.to(dtype)}
+        if bias is not None:
+            tensors["bias"] = bias.to(dtype)
+        return functional_call(self.layer, tensors, args, kwargs)
+
+    def _signs(self, x: Tensor) -> Tensor:
+        """One random sign per example and channel; channels are last (Linear) or second."""
+        shape = [x.shape[0], *(1,) * (x.dim() - 1)]
+        channel = -1 if isinstance(self.layer, nn.Linear) else 1
+        shape[channel] = x.shape[channel]
+        return torch.randint(0, 2, shape, device=x.device).to(x.dtype) * 2 - 1
+
+
+@contextmanager
+def held(
+    layers: Sequence[GaussianLayer], noises: Sequence[Noise], flip: bool = False
+) -> Iterator[None]:
+    """Within this block every layer uses its given noise: one network, any number of calls."""
+    for layer, noise in zip(layers, noises, strict=True):
+        layer._noise, layer._flip = noise, flip
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._noise, layer._flip = None, False
+
+
+class MeanField(Model):
+    """One network with a Gaussian over every weight of its converted layers (``conversion``)."""
+
+    def __init__(
+        self, net: nn.Module, config: Config, conversion: Conversion, **options: Any
+    ) -> None:
+        super().__init__(net, **options)
+        self.num_data = check_num_data(config.num_data, "meanfield")
+        self.members = config.members
+        self.flipout = config.flipout
+        self.anneal = config.anneal
+        self.kl_weight = 1.0  # in a loop that never calls before_epoch: the full KL
+        self.conversion = conversion
+        self.layers = [module for module in net.modules() if isinstance(module, GaussianLayer)]
+
+    def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
+        runs = [self._with(self.draw(), *args, **kwargs) for _ in range(self.members)]
+        return torch.cat(runs)
+
+    def draw(self) -> list[Noise]:
+        """One draw of the weights of every layer."""
+        return [layer.draw() for layer in self.layers]
+
+    def _with(self, noises: list[Noise], *args: Any, flip: bool = False, **kwargs: Any) -> Tensor:
+        batch_size(args, kwargs)
+        with held(self.layers, noises, flip):
+            return self.readout(self.net(*args, **kwargs)).unsqueeze(0)
+
+    def passes(self, samples: int, width: int) -> Iterator[Pass]:
+        # One draw at a time, whatever the width: a draw is as large as the network.
+        for _ in range(samples * self.members):
+            yield partial(self._with, self.draw())
+
+    def loss(self, x: Any, y: Tensor) -> Terms:
+        kl = torch.stack([layer.kl() for layer in self.layers]).sum()
+        kl = kl * (self.kl_weight / self.num_data)
+        if not self.training:
+            return total(nll=super().loss(x, y)["nll"], kl=kl)
+        args, kwargs = as_call(x)
+        outputs = self._with(self.draw(), *args, flip=self.flipout, **kwargs)
+        return total(nll=self.nll(outputs[0], y), kl=kl)
+
+    def parameter_groups(
+        self, weight_decay: float = 0.0, lr: float | None = None
+    ) -> list[dict[str, Any]]:
+        posterior = {id(p): p for layer in self.layers for p in layer.parameters()}
+        slow = [p for p in self.parameters() if id(p) not in posterior]
+        return two_groups(slow, list(posterior.values()), weight_decay, lr, 1.0)
+
+    def before_epoch(self, epoch: int, epochs: int) -> None:
+        self.kl_weight = min(1.0, (epoch + 1) / max(1.0, self.anneal * epochs))
+
+
+def build(net: nn.Module, config: Config, **model_options: Any) -> Model:
+    check_num_data(config.num_data, "meanfield")
+
+    def gaussian(layer: nn.Module, path: str) -> GaussianLayer:
+        return GaussianLayer(layer, path, config.std, config.prior_std)
+
+    conversion = convert(net, gaussian, config.include, config.exclude)
+    return MeanField(net, config, conversion, **model_options)

@@ -1,0 +1,210 @@
+"""Deep Ensembles: members that learn as if each were alone, from initial weights of one kind."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from networks import Mlp, ResNet, Vit, settle
+from safetensors.torch import load_model, save_model
+from torch import Tensor, nn
+
+import lpbnn
+from lpbnn import backbones
+from lpbnn.methods.ensemble import DeepEnsemble, from_members
+
+
+def build(net: nn.Module, **options: object) -> DeepEnsemble:
+    model = lpbnn.build(net, "ensemble", **options)
+    assert isinstance(model, DeepEnsemble)
+    return model
+
+
+def rms(x: Tensor) -> float:
+    return x.detach().square().mean().sqrt().item()
+
+
+def test_training_together_is_training_alone() -> None:
+    """SGD with momentum and weight decay, batch norm included: the same weights to rounding."""
+    model = build(ResNet(), members=3).double()
+    alone = [copy.deepcopy(net) for net in model.net]
+    x, y = torch.randn(8, 3, 8, 8).double(), torch.randint(0, 3, (8,))
+    options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-2}
+    together = torch.optim.SGD(model.parameters(), **options)
+    apart = [torch.optim.SGD(net.parameters(), **options) for net in alone]
+    for _ in range(4):
+        together.zero_grad()
+        terms = model.loss(x, y)
+        terms["loss"].backward()
+        together.step()
+        losses = []
+        for net, optimizer in zip(alone, apart, strict=True):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(net(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        torch.testing.assert_close(terms["nll"].detach(), torch.stack(losses).mean())
+        assert torch.equal(terms["loss"], terms["nll"])
+    for member, net in zip(model.net, alone, strict=True):
+        torch.testing.assert_close(dict(member.state_dict()), dict(net.state_dict()))
+
+
+def test_the_prediction_is_the_mean_of_the_members_probabilities() -> None:
+    model, x = build(settle(ResNet()), members=5).eval(), torch.randn(4, 3, 8, 8)
+    p = lpbnn.predict(model, x, samples=3)  # a second pass would say the same
+    expected = torch.stack([net(x).softmax(1) for net in model.net])
+    torch.testing.assert_close(p.members, expected)
+    torch.testing.assert_close(p.probs, expected.mean(0))
+    assert model.state_dict().keys() >= {"net.0.head.weight", "net.4.head.weight"}
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 100])
+def test_the_answer_does_not_depend_on_the_chunk(chunk: int) -> None:
+    model, x = build(settle(ResNet()), members=3), torch.randn(5, 3, 8, 8)
+    seen: list[int] = []
+    for net in model.net:
+        net.stem.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
+    whole = lpbnn.predict(model, x)
+    seen.clear()
+    torch.testing.assert_close(lpbnn.predict(model, x, chunk=chunk).members, whole.members)
+    assert max(seen) <= chunk
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet", "small-cnn", "resnet18"])
+def test_members_start_apart_and_of_one_kind(name: str) -> None:
+    net = backbones.build(name, 10)
+    given = copy.deepcopy(net.state_dict())
+    model = build(net, members=3)
+    assert model.net[0] is net
+    torch.testing.assert_close(net.state_dict(), given, rtol=0, atol=0)
+    first, second, third = (dict(member.named_parameters()) for member in model.net)
+    for path, weight in first.items():
+        if weight.detach().unique().numel() == 1:  # a norm, or a bias at zero
+            assert torch.equal(weight, second[path])
+        else:
+            assert not torch.equal(weight, second[path])
+            assert not torch.equal(second[path], third[path])
+            assert rms(second[path]) == pytest.approx(rms(weight), rel=1e-4)
+            correlation = torch.corrcoef(torch.stack([weight.flatten(), second[path].flatten()]))
+            assert abs(correlation[0, 1]) < 5 / weight.numel() ** 0.5
+
+
+def test_everything_that_can_be_drawn_is_drawn() -> None:
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token = nn.Parameter(torch.randn(8))
+            self.vit = Vit()
+            self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
+            self.tied = nn.Linear(8, 8)
+            self.tied.weight = self.vit.encoder.layers[0].self_attn.out_proj.weight
+            self.zero = nn.Linear(8, 8)
+            nn.init.zeros_(self.zero.weight)
+
+    first, second = build(Tokens(), members=2).net
+    for path in ("token", "vit.embed.weight", "normed.parametrizations.weight.original1"):
+        assert not torch.equal(first.get_parameter(path), second.get_parameter(path))
+    attention = "vit.encoder.layers.0.self_attn.in_proj_weight"
+    assert not torch.equal(first.get_parameter(attention), second.get_parameter(attention))
+    assert torch.equal(first.token.sort().values, second.token.sort().values)
+    assert not second.zero.weight.any()
+    assert second.tied.weight is second.vit.encoder.layers[0].self_attn.out_proj.weight
+    assert second.tied.weight is not first.tied.weight
+
+
+def test_pretrained_networks_keep_what_is_not_named() -> None:
+    first, second = build(settle(ResNet()), members=2, reinit="head").net
+    for path, value in first.state_dict().items():
+        assert torch.equal(value, second.state_dict()[path]) == (not path.startswith("head"))
+    first, second = build(ResNet(), members=2, reinit=["stage*", "head"]).net
+    assert torch.equal(first.stem.weight, second.stem.weight)
+    assert not torch.equal(first.stage1.body[0].weight, second.stage1.body[0].weight)
+    first, second = build(ResNet(), members=2, reinit="none").net
+    assert torch.equal(first.head.weight, second.head.weight)
+    assert first.head.weight is not second.head.weight
+
+
+def test_frozen_weights_stay() -> None:
+    net = settle(ResNet())
+    net.stage1.requires_grad_(False)
+    net.head.bias.requires_grad_(False)
+    first, second = (member.state_dict() for member in build(net, members=2).net)
+    for path, value in first.items():
+        if path.startswith("stage1") or path == "head.bias":
+            assert torch.equal(value, second[path])
+    assert not torch.equal(first["head.weight"], second["head.weight"])
+
+
+def test_a_trained_norm_starts_again() -> None:
+    net = settle(ResNet())
+    nn.init.uniform_(net.stage1.body[1].weight)
+    first, second = build(net, members=2).net
+    assert torch.equal(second.stage1.body[1].weight, torch.ones(4))
+    assert not second.stage1.body[1].running_mean.any()
+    assert first.stage1.body[1].running_mean.any()
+
+
+def test_the_same_seed_gives_the_same_members() -> None:
+    models = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        models.append(build(Mlp()))
+    torch.testing.assert_close(models[0].state_dict(), models[1].state_dict(), rtol=0, atol=0)
+
+
+def test_finished_runs_become_members() -> None:
+    x = torch.randn(4, 5)
+    nets = [Mlp() for _ in range(3)]
+    plain = from_members(nets)
+    runs = from_members([lpbnn.build(net, "mcp", task="segmentation") for net in nets])
+    assert runs.task == "segmentation"
+    assert plain.members == runs.members == 3
+    torch.testing.assert_close(plain(x), torch.stack([net(x) for net in nets]))
+    torch.testing.assert_close(runs(x), plain(x))
+    assert from_members([lpbnn.build(nets[0], "mcp")], task="regression").task == "regression"
+
+
+def test_regression_and_segmentation() -> None:
+    model = build(nn.Linear(5, 4), task="regression", members=2)
+    p = lpbnn.predict(model, torch.randn(3, 5))
+    assert p.mean.shape == p.epistemic.shape == (3, 2)
+    model.loss(torch.randn(3, 5), torch.randn(3, 2))["loss"].backward()
+    model = build(nn.Conv2d(3, 2, 1), task="segmentation", ignore_index=255)
+    x, y = torch.randn(2, 3, 4, 4), torch.full((2, 4, 4), 255)
+    y[:, :2] = 1
+    assert torch.isfinite(model.loss(x, y)["loss"])
+    assert lpbnn.predict(model, x).members.shape == (4, 2, 2, 4, 4)
+
+
+def test_saves_copies_compiles_and_mixes_precision(tmp_path: Path) -> None:
+    model, x, y = build(ResNet()), torch.randn(5, 3, 8, 8), torch.randint(0, 3, (5,))
+    model.loss(x, y)["loss"].backward()
+    assert all(p.grad is not None and p.grad.any() for p in model.parameters())
+    expected = lpbnn.predict(model, x).probs
+    assert torch.equal(lpbnn.predict(copy.deepcopy(model), x).probs, expected)
+    save_model(model, tmp_path / "model.safetensors")
+    other = build(ResNet())
+    load_model(other, tmp_path / "model.safetensors")
+    assert torch.equal(lpbnn.predict(other, x).probs, expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.isfinite(model.loss(x, y)["loss"])
+        assert lpbnn.predict(model, x).probs.dtype == torch.float32
+    compiled = torch.compile(build(Mlp()).loss, backend="aot_eager", fullgraph=True)
+    compiled(torch.randn(3, 5), torch.tensor([0, 1, 2]))["loss"].backward()
+
+
+def test_errors_say_what_to_do() -> None:
+    with pytest.raises(ValueError, match="members=0: expected an integer"):
+        build(Mlp(), members=0)
+    with pytest.raises(ValueError, match=r"reinit='haed' matches no module.*stem, stage1"):
+        build(ResNet(), reinit="haed")
+    with pytest.raises(ValueError, match="at least one network"):
+        from_members([])
+    net = Mlp()
+    with pytest.raises(ValueError, match="given twice"):
+        from_members([net, net])
+    with pytest.raises(TypeError, match=r"one deterministic network.*got DeepEnsemble"):
+        from_members([build(Mlp())])
+    with pytest.raises(TypeError, match="got MCDropout"):
+        from_members([lpbnn.build(Mlp(), "mcdropout", members=1)])

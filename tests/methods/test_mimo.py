@@ -1,0 +1,263 @@
+"""MIMO: independent inputs in training, the same one at test, one head for each."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from networks import ConvNet, Mlp, ResNet, UsersOwn, Vit, settle
+from safetensors.torch import load_model, save_model
+from torch import Tensor, nn
+
+import lpbnn
+from lpbnn import backbones
+from lpbnn.methods.mimo import FirstLayer, LastLayer, Mimo, find_ends
+
+
+def build(net: nn.Module, **options: object) -> Mimo:
+    model = lpbnn.build(net, "mimo", **options)
+    assert isinstance(model, Mimo)
+    return model
+
+
+def watch_inputs(model: Mimo) -> list[Tensor]:
+    """What the heads see, (M, rows, ...), call by call."""
+    seen: list[Tensor] = []
+    first = model.net.get_submodule(model.ends[0])
+
+    def note(module: nn.Module, args: tuple[Tensor]) -> None:
+        seen.append(args[0].detach().unflatten(0, (model.members, -1)))
+
+    first.register_forward_pre_hook(note)
+    return seen
+
+
+def test_heads_see_independent_inputs_in_training_and_the_same_at_test() -> None:
+    model = build(Mlp()).train()
+    seen = watch_inputs(model)
+    x = torch.arange(40.0).unsqueeze(1).expand(-1, 5)
+    y = torch.randint(0, 3, (40,))
+    model.loss(x, y)
+    inputs = seen[0][..., 0]
+    assert inputs.shape == (3, 160)  # each of the 40 examples four times
+    for head in inputs:
+        assert head.long().bincount().tolist() == [4] * 40
+    for a, b in ((0, 1), (0, 2), (1, 2)):
+        assert abs(torch.corrcoef(inputs[[a, b]])[0, 1]) < 0.3
+        assert (inputs[a] == inputs[b]).float().mean() < 0.2
+    model.eval().loss(x, y)
+    model(x)
+    for same in seen[1:]:
+        assert torch.equal(same, x.expand(3, -1, -1))
+
+
+@pytest.mark.parametrize(("share", "equal"), [(0.0, 0), (0.5, 80), (1.0, 160)])
+def test_a_share_of_the_rows_repeats_its_input(share: float, equal: int) -> None:
+    model = build(Mlp(), input_repetition=share).train()
+    dealt = model.deal(40, torch.device("cpu"))
+    assert dealt.shape == (3, 160)
+    assert all(head.bincount().tolist() == [4] * 40 for head in dealt)
+    tail = dealt[:, 160 - equal :]
+    assert torch.equal(tail, tail[:1].expand(3, -1))
+    head = dealt[:, : 160 - equal]
+    assert equal == 160 or (head[0] == head[1]).float().mean() < 0.3
+
+
+def test_the_loss_is_the_sum_over_heads_each_with_its_own_labels() -> None:
+    torch.manual_seed(1)
+    weights = torch.tensor([1.0, 2.0, 5.0])
+    model = build(Mlp(), batch_repetitions=2, class_weights=weights).double().train()
+    x, y = torch.randn(5, 5).double(), torch.randint(0, 3, (5,))
+    torch.manual_seed(2)
+    dealt = model.deal(5, x.device)
+    rows = model.net(x[dealt.flatten()]).unflatten(0, (3, 10))
+    expected = sum(F.cross_entropy(rows[m], y[dealt[m]], weights.double()) for m in range(3))
+    torch.manual_seed(2)
+    terms = model.loss(x, y)
+    torch.testing.assert_close(terms["loss"], expected)
+    torch.testing.assert_close(terms["nll"], expected)
+    model.eval()
+    expected = sum(F.cross_entropy(outputs, y, weights.double()) for outputs in model(x))
+    torch.testing.assert_close(model.loss(x, y)["loss"], expected)
+
+
+ENDS = [
+    (nn.Linear(4, 6), (4,)),
+    (nn.Linear(4, 6, bias=False), (3, 4)),
+    (nn.Conv2d(4, 6, 3, padding=1), (4, 5, 5)),
+    (nn.Conv2d(4, 6, 3, padding=1, groups=2, padding_mode="circular"), (4, 5, 5)),
+    (nn.ConvTranspose1d(4, 6, 3, stride=2), (4, 5)),
+    (nn.ConvTranspose1d(4, 6, 3, stride=2, groups=2), (4, 5)),
+]
+
+
+def alone(layer: nn.Module, weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
+    tensors = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+    return torch.func.functional_call(layer, tensors, (x,))
+
+
+@pytest.mark.parametrize(("layer", "shape"), ENDS)
+def test_the_first_layer_adds_up_a_layer_for_each_input(
+    layer: nn.Module, shape: tuple[int, ...]
+) -> None:
+    first, x = FirstLayer(copy.deepcopy(layer), 3), torch.randn(3, 2, *shape)
+    weights = first._copies()
+    assert [tuple(weight.shape) for weight in weights] == [tuple(layer.weight.shape)] * 3
+    torch.testing.assert_close(weights[0] * 3**0.5, layer.weight.detach())
+    expected = sum(alone(layer, w, None, part) for w, part in zip(weights, x, strict=True))
+    if layer.bias is not None:  # it was added three times
+        expected = expected - 2 * layer.bias.view(-1, *(1,) * (len(shape) - 1))
+    torch.testing.assert_close(first(x.flatten(0, 1)), expected, atol=1e-5, rtol=1e-5)
+    same = first(x[:1].expand_as(x).flatten(0, 1))
+    torch.testing.assert_close(first.restore()(x[0]), same, atol=1e-5, rtol=1e-5)
+    assert repr(first.layer) == repr(layer)
+
+
+@pytest.mark.parametrize(("layer", "shape"), ENDS)
+def test_the_last_layer_is_a_layer_for_each_head(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    last, x = LastLayer(copy.deepcopy(layer), 3), torch.randn(2, *shape)
+    heads = last(x).unflatten(0, (3, 2))
+    for head, weight in zip(heads, last._copies(), strict=True):
+        torch.testing.assert_close(head, alone(layer, weight, layer.bias, x), atol=1e-5, rtol=1e-5)
+    assert not torch.equal(heads[0], heads[1])
+    torch.testing.assert_close(last.restore()(x), heads[0], atol=1e-5, rtol=1e-5)
+    assert repr(last.layer) == repr(layer)
+    assert torch.equal(last.layer.weight, layer.weight)
+
+
+def test_the_scale_of_the_given_initialiser_is_kept() -> None:
+    net = backbones.build("wrn-16-4", 10)
+    x = torch.randn(30, 3, 16, 16)
+    before = net.conv1(x).std().item()
+    model = build(copy.deepcopy(net))
+    after = model.net.conv1(x).std().item()
+    assert after == pytest.approx(before, rel=0.15)
+    weight = model.net.head.layer.weight.detach()
+    torch.testing.assert_close(weight.std(), net.head.weight.detach().std(), atol=0, rtol=0.01)
+
+
+@pytest.mark.parametrize("kind", [Mlp, ConvNet, ResNet, Vit])
+def test_undo_gives_the_network_of_the_first_head(kind: type[nn.Module]) -> None:
+    net = settle(kind())
+    model = build(net).double().eval()
+    x = torch.randn(4, *net.shape).double()
+    expected = model(x)[0]
+    assert lpbnn.undo(model) is net
+    torch.testing.assert_close(net(x), expected)
+    assert [repr(m) for m in net.modules()] == [repr(m) for m in kind().double().eval().modules()]
+
+
+def test_what_surrounds_the_two_layers_runs_for_each_input_and_output() -> None:
+    """LeNet pads its pictures, the perceptron flattens and checks them: neither knows of MIMO."""
+    for name, options in (("lenet", {}), ("mlp", {"in_channels": 3, "image_size": 8})):
+        model = build(backbones.build(name, 10, **options), members=2)
+        assert model(torch.randn(5, 3, 8, 8)).shape == (2, 5, 10)
+        model.loss(torch.randn(5, 3, 8, 8), torch.randint(0, 10, (5,)))["loss"].backward()
+        assert all(p.grad is not None and p.grad.any() for p in model.parameters())
+
+
+def test_each_head_learns_to_answer_for_its_own_input() -> None:
+    x = torch.randn(256, 4)
+    y = (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long()
+    net = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 4))
+    model = build(net, members=2, batch_repetitions=2)
+    optimizer = torch.optim.Adam(model.parameter_groups(lr=0.01), lr=0.01)
+    for _ in range(200):
+        optimizer.zero_grad()
+        model.loss(x, y)["loss"].backward()
+        optimizer.step()
+    other = torch.randperm(256)
+    heads = model.net(torch.cat([x, x[other]])).unflatten(0, (2, 256)).argmax(2)
+    assert (heads[0] == y).float().mean() > 0.8
+    assert (heads[1] == y[other]).float().mean() > 0.8
+    assert (heads[0] == y[other]).float().mean() < 0.5
+    assert (lpbnn.predict(model, x).labels == y).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 100])
+def test_the_answer_does_not_depend_on_the_chunk(chunk: int) -> None:
+    model, x = build(settle(ResNet())), torch.randn(5, 3, 8, 8)
+    whole = lpbnn.predict(model, x, samples=3)
+    assert whole.members.shape == (3, 5, 3)
+    torch.testing.assert_close(lpbnn.predict(model, x, chunk=chunk).members, whole.members)
+
+
+@pytest.mark.parametrize("batch", range(1, 6))
+def test_any_batch_size(batch: int) -> None:
+    model = build(ResNet(), batch_repetitions=4).train()
+    x, y = torch.randn(batch, 3, 8, 8), torch.randint(0, 3, (batch,))
+    model.loss(x, y)["loss"].backward()
+    assert lpbnn.predict(model, x).probs.shape == (batch, 3)
+
+
+def test_segmentation_and_regression() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    model = build(net, task="segmentation")
+    x, y = torch.randn(2, 3, 6, 6), torch.randint(0, 2, (2, 6, 6))
+    model.loss(x, y)["loss"].backward()
+    p = lpbnn.predict(model, x)
+    assert p.members.shape == (3, 2, 2, 6, 6)
+    torch.testing.assert_close(p.probs.sum(1), torch.ones(2, 6, 6))
+    net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 2))
+    model = build(net, task="regression")
+    model.loss(torch.randn(4, 5), torch.randn(4, 1))["loss"].backward()
+    assert lpbnn.predict(model, torch.randn(4, 5)).mean.shape == (4, 1)
+
+
+def test_saves_copies_compiles_and_mixes_precision(tmp_path: Path) -> None:
+    model, x, y = build(ResNet()), torch.randn(5, 3, 8, 8), torch.randint(0, 3, (5,))
+    model.loss(x, y)["loss"].backward()
+    expected = lpbnn.predict(model, x).probs
+    assert torch.equal(lpbnn.predict(copy.deepcopy(model), x).probs, expected)
+    save_model(model, tmp_path / "model.safetensors")
+    other = build(ResNet())
+    load_model(other, tmp_path / "model.safetensors")
+    assert torch.equal(lpbnn.predict(other, x).probs, expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.isfinite(model.loss(x, y)["loss"])
+        assert lpbnn.predict(model, x).probs.dtype == torch.float32
+    compiled = torch.compile(build(Mlp()).loss, backend="aot_eager", fullgraph=True)
+    compiled(torch.randn(3, 5), torch.tensor([0, 1, 2]))["loss"].backward()
+
+
+def test_the_exported_network_takes_any_batch() -> None:
+    model = build(settle(ResNet())).eval()
+    dynamic = {"x": {0: torch.export.Dim("batch", max=64)}}
+    program = torch.export.export(model, (torch.randn(4, 3, 8, 8),), dynamic_shapes=dynamic)
+    x = torch.randn(7, 3, 8, 8)
+    torch.testing.assert_close(program.module()(x), model(x))
+
+
+def test_the_ends_are_found_or_named() -> None:
+    assert find_ends(ResNet(), None, None) == ("stem", "head")
+    assert find_ends(Vit(), None, None) == ("embed", "head")
+    assert find_ends(UsersOwn(), "shared", "mix.0") == ("shared", "mix.0")
+    model = build(ResNet(), first="stage1.body.0", last="stage2.skip")
+    assert isinstance(model.net.stage1.body[0], FirstLayer)
+    assert isinstance(model.net.stage2.skip, LastLayer)
+    assert model.net.stem.in_channels == 3
+
+
+def test_errors_say_what_to_do() -> None:
+    with pytest.raises(ValueError, match="members=0: expected an integer"):
+        build(Mlp(), members=0)
+    with pytest.raises(ValueError, match=r"input_repetition=2: expected a share"):
+        build(Mlp(), input_repetition=2)
+    with pytest.raises(ValueError, match="it needs two; found: 0"):
+        build(nn.Linear(3, 2))
+    with pytest.raises(ValueError, match=r"last='haed' is no Linear.*Did you mean 'head'\?"):
+        build(ResNet(), last="haed")
+    with pytest.raises(ValueError, match="both 'stem'"):
+        build(ResNet(), last="stem")
+    net = Mlp()
+    nn.utils.parametrizations.weight_norm(net[0])
+    with pytest.raises(ValueError, match="'0' computes its weight itself"):
+        build(net)
+    model = build(UsersOwn())
+    with pytest.raises(RuntimeError) as caught:
+        model(torch.randn(2, 5), torch.randn(2, 3))  # the context goes around the first layer
+    assert "mimo joins 3 inputs at 'embed'" in caught.value.__notes__[0]
+    model = build(ResNet(), last="stage2.skip")
+    with pytest.raises(RuntimeError, match=r"size of tensor|came out"):
+        model(torch.randn(2, 3, 8, 8))
