@@ -1,6 +1,8 @@
 """Two processes over gloo: the gradients of one process on the joint batch, and one writer."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -43,6 +45,17 @@ with open(f"{root}/rank{os.environ['RANK']}.json", "w") as file:
 """
 
 
+def run_all(command: list[str]) -> None:
+    """Run a command that starts others; if they wait for each other for ever, end them all."""
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        _, errors = running.communicate(timeout=150)
+    except subprocess.TimeoutExpired:
+        os.killpg(running.pid, signal.SIGTERM)  # torchrun ends its workers, which lead sessions too
+        _, errors = running.communicate()
+    assert running.returncode == 0, errors
+
+
 def test_two_processes_are_one_on_the_joint_batch(
     make: Make, splits: Splits, tmp_path: Path
 ) -> None:
@@ -63,10 +76,7 @@ def test_two_processes_are_one_on_the_joint_batch(
     script.write_text(WORKER)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     given = json.dumps({name: config.to_data() for name, config in configs.items()})
-    done = subprocess.run(
-        [*command, str(script), str(tmp_path), given], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    run_all([*command, str(script), str(tmp_path), given])
     first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1))
     for name in ("gradient", "longer", "noisy"):
         assert "test" in first[name]

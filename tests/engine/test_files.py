@@ -94,6 +94,15 @@ def test_any_interruption_leaves_the_file_before(
     assert contents(tmp_path) == {"a": b"before"}
 
 
+def test_a_reader_sees_the_old_file_or_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    files.write_atomic(path, b"before")
+    with path.open("rb") as reading:
+        files.write_atomic(path, b"after it")
+        assert reading.read() == b"before"  # replaced as a whole, not written over
+    assert path.read_bytes() == b"after it"
+
+
 def test_numbers_that_json_lacks_become_null(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     files.write_json(path, {"a": [float("nan"), 1.5], "b": (float("inf"),)})

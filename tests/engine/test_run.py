@@ -73,7 +73,7 @@ from lpbnn.engine.run import run
 from lpbnn.model import Model
 torch.set_num_threads(1)
 steps = 0
-def after_step(self):
+def after_step(self, lr):
     global steps
     steps += 1
     if steps == 18:  # in the fifth epoch, half an epoch after a checkpoint was due and not made
@@ -113,7 +113,7 @@ def test_a_killed_run_ends_with_the_same_weights(make: Make, tmp_path: Path) -> 
 def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = 0
 
-    def after_step(self: Model) -> None:
+    def after_step(self: Model, lr: float) -> None:
         nonlocal steps
         steps += 1
         if steps == step:

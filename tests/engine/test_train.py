@@ -1,6 +1,7 @@
 """The loop: what it calls, when it stops, what it costs, what it shows."""
 
 import math
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import pairwise
@@ -68,10 +69,11 @@ def test_hooks_are_called_in_their_order(
         calls.append(("fit", sum(len(y) for _, y in batches)))
 
     monkeypatch.setattr(Model, "before_epoch", lambda self, *args: calls.append(args))
-    monkeypatch.setattr(Model, "after_step", lambda self: calls.append("step"))
+    monkeypatch.setattr(Model, "after_step", lambda self, lr: calls.append(lr))
     monkeypatch.setattr(Model, "after_fit", after_fit)
-    trained(make(), splits)
-    assert calls == [(0, 2), *["step"] * 4, (1, 2), *["step"] * 4, ("fit", 200)]
+    trained(make(schedule=ScheduleConfig("step", milestones=(1,))), splits)
+    calls = [round(call, 9) if isinstance(call, float) else call for call in calls]
+    assert calls == [(0, 2), *[0.1] * 4, (1, 2), *[0.01] * 4, ("fit", 200)]
 
 
 def test_divergence_is_a_result(make: Make, splits: Splits, tmp_path: Path) -> None:
@@ -93,7 +95,7 @@ def test_divergence_later_keeps_the_epoch_before(
     config, steps = make(epochs=5), 0
     until = trained(replace(config, schedule=CONSTANT, epochs=2), splits)[0].state_dict()
 
-    def blow_up(self: Model) -> None:
+    def blow_up(self: Model, lr: float) -> None:
         nonlocal steps
         steps += 1
         if steps == 12:  # the last step of the third epoch: its loss was still finite
@@ -108,7 +110,7 @@ def test_divergence_later_keeps_the_epoch_before(
 def test_predictions_that_overflow_count_as_divergence(
     make: Make, splits: Splits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def swell(self: Model) -> None:
+    def swell(self: Model, lr: float) -> None:
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.fill_(1e30)  # finite, but not their products
@@ -203,6 +205,20 @@ def test_compile_trains_to_the_same_weights(
         torch.testing.assert_close(fast[name], tensor, msg=name)
 
 
+@pytest.mark.parametrize(("method", "graphs"), [("lpbnn", 1), ("rank1", 2)])
+def test_compile_does_not_compile_again_and_again(
+    make: Make, splits: Splits, monkeypatch: pytest.MonkeyPatch, method: str, graphs: int
+) -> None:
+    """Not for the short last batch, nor for a weight that changes every epoch (one more graph)."""
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    counter, compile = CompileCounter(), torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function: compile(function, backend=counter))
+    trained(make(method, compile=True, epochs=5, validate_every=0), splits)
+    assert counter.frame_count == graphs
+
+
 def test_channels_last_trains_to_the_same_weights(make: Make, splits: Splits) -> None:
     states = []
     for channels_last in (False, True):
@@ -261,6 +277,7 @@ def test_a_terminal_gets_a_bar(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     trained(make(progress=True), splits)
     err = capfd.readouterr().err
     assert "epoch 2/2" in err

@@ -9,7 +9,15 @@ from typing import Any
 
 import torch
 
-_PACKAGES = ("lpbnn", "torch", "lightning", "torchmetrics", "numpy", "scikit-learn")
+_PACKAGES = (
+    "lpbnn",
+    "torch",
+    "lightning",
+    "pytorch-lightning",
+    "torchmetrics",
+    "numpy",
+    "scikit-learn",
+)
 
 
 def environment(device: torch.device | str = "cpu", processes: int = 1) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Lightning Fabric, set up from a config: devices, processes, precision."""
 
+import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -21,20 +22,29 @@ def launch(config: RunConfig) -> "Fabric":
     >>> fabric.device, fabric.world_size
     (device(type='cpu'), 1)
     """
-    from lightning.fabric import Fabric  # takes seconds to import, and only training needs it
-
+    fabric_module = _fabric()
     accelerator = _accelerator(config)
     devices, nodes = _processes(config)
     several = devices * nodes > 1
-    fabric = Fabric(
+    fabric = fabric_module.Fabric(
         accelerator=accelerator,
         devices=devices,
         num_nodes=nodes,
         strategy="ddp" if several and config.strategy == "auto" else config.strategy,
-        **_precision(config, accelerator),
+        **_precision(config, accelerator, fabric_module.plugins.MixedPrecision),
     )
     fabric.launch()
     return fabric
+
+
+def _fabric() -> Any:
+    """Fabric, under either of the names it is published by; imported late, as it takes seconds."""
+    try:
+        module = importlib.import_module("lightning.fabric")
+    except ModuleNotFoundError:
+        module = importlib.import_module("lightning_fabric")
+    importlib.import_module(f"{module.__name__}.plugins")
+    return module
 
 
 def _accelerator(config: RunConfig) -> str:
@@ -55,10 +65,8 @@ def _processes(config: RunConfig) -> tuple[int, int]:
     return config.devices, config.nodes
 
 
-def _precision(config: RunConfig, accelerator: str) -> dict[str, Any]:
-    from lightning.fabric.plugins import MixedPrecision
-
-    class Autocast(MixedPrecision):
+def _precision(config: RunConfig, accelerator: str, mixed: Any) -> dict[str, Any]:
+    class Autocast(mixed):
         """Autocast alone: Fabric would also round the inputs and, in regression, the targets."""
 
         def convert_input(self, data: Any) -> Any:

@@ -1,13 +1,11 @@
 """What a person sees of a run while it goes: a progress bar, or a line per epoch, or TensorBoard."""
 
 import importlib.util
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 _TIMINGS = ("epoch", "lr", "images_per_second", "seconds")
 
@@ -27,25 +25,11 @@ def line(row: Mapping[str, float]) -> str:
 class Bar:
     """On a terminal a bar that moves, elsewhere (a log file) one line per epoch."""
 
-    def __init__(self, epochs: int, steps: int, start: int, console: Console) -> None:
-        self.epochs, self.steps, self.console = epochs, steps, console
-        self.bar: Progress | None = None
-        if console.is_terminal:
-            columns = (
-                TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
-                BarColumn(bar_width=24),
-                TimeRemainingColumn(compact=True),
-                TextColumn("{task.fields[text]}"),
-            )
-            self.bar = Progress(*columns, console=console, transient=False)
-            self.task = self.bar.add_task(
-                "",
-                total=epochs * steps,
-                completed=start * steps,
-                epoch=start,
-                epochs=epochs,
-                text="",
-            )
+    def __init__(self, epochs: int, steps: int, start: int) -> None:
+        self.epochs, self.steps = epochs, steps
+        self.bar: Any = None
+        if sys.stderr.isatty():
+            self.bar, self.task = _moving(epochs, steps, start)
 
     def step(self, epoch: int, done: int, means: Mapping[str, float], seconds: float) -> None:
         """``done`` steps of ``epoch`` (from 0) took ``seconds``."""
@@ -60,9 +44,7 @@ class Bar:
     def epoch(self, row: Mapping[str, float]) -> None:
         """An epoch is over."""
         if self.bar is None:
-            self.console.print(
-                f"epoch {row['epoch']}/{self.epochs}  {line(row)}", highlight=False, soft_wrap=True
-            )
+            print(f"epoch {row['epoch']}/{self.epochs}  {line(row)}", file=sys.stderr, flush=True)
         else:
             self._show(int(row["epoch"]) * self.steps, int(row["epoch"]), row)
 
@@ -73,12 +55,24 @@ def progress(shown: bool, epochs: int, steps: int, start: int = 0) -> Iterator[B
     if not shown:
         yield None
         return
-    bar = Bar(epochs, steps, start, Console(stderr=True))
-    if bar.bar is None:
+    bar = Bar(epochs, steps, start)
+    with bar.bar or nullcontext():
         yield bar
-    else:
-        with bar.bar:
-            yield bar
+
+
+def _moving(epochs: int, steps: int, start: int) -> tuple[Any, Any]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
+        BarColumn(bar_width=24),
+        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[text]}"),
+    )
+    bar = Progress(*columns, console=Console(stderr=True))
+    done, total = start * steps, epochs * steps
+    return bar, bar.add_task("", total=total, completed=done, epoch=start, epochs=epochs, text="")
 
 
 def check_tensorboard(asked: bool) -> None:

@@ -65,6 +65,14 @@ def run(
         splits: the data, where it is at hand; otherwise the config says what to load.
 
     With several processes, rank 0 evaluates and writes; the others return an empty dictionary.
+
+    >>> import tempfile
+    >>> config = RunConfig("mcp", backbone="mlp", epochs=1, device="cpu", progress=False)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     results = run(config, folder)
+    ...     model, _, data = load_run(folder)
+    >>> results["train"]["epochs"], model.members, data.num_classes
+    (1, 1, 10)
     """
     target = RunDir(folder)
     if config is None:

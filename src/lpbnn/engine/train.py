@@ -85,16 +85,22 @@ def fit(
     return loop.training
 
 
-class LossStep(nn.Module):
-    """The model's loss as a forward pass: what DDP and autocast act on."""
+class TrainStep(nn.Module):
+    """The model's loss as a forward pass: what DDP and autocast act on.
 
-    def __init__(self, model: Model, compiled: bool) -> None:
+    Fabric's ``mark_forward_method("loss")`` would do for DDP, but on a single device it goes past
+    autocast.
+    """
+
+    def __init__(self, model: Model, compiled_for: int | None = None) -> None:
         super().__init__()
-        self.model = model
-        self.loss = torch.compile(model.loss) if compiled else model.loss
+        self.model, self.size = model, compiled_for
+        self.compiled = torch.compile(model.loss) if compiled_for else model.loss
 
     def forward(self, x: Any, y: Tensor) -> Terms:
-        return self.loss(x, y)
+        # A second batch size would make the compiler give up the fast kernels of the first one: the
+        # rest at the end of an epoch goes uncompiled.
+        return self.compiled(x, y) if len(y) == self.size else self.model.loss(x, y)
 
 
 class _Loop:
@@ -116,7 +122,8 @@ class _Loop:
         if config.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         optimizer = make_optimizer(model, config, fabric.device)
-        self.step, self.optimizer = fabric.setup(LossStep(model, config.compile), optimizer)
+        size = self.feed.batch_size // self.feed.world if config.compile else None
+        self.step, self.optimizer = fabric.setup(TrainStep(model, size), optimizer)
         self.training = Training()
         self.good = weights.snapshot(model)  # the last finite weights
         self.saved = 0  # the epoch of the last checkpoint
@@ -167,7 +174,7 @@ class _Loop:
         names: list[str] = []
         total, means = torch.zeros((), device=self.fabric.device), {}
         for number, (x, y) in enumerate(self.feed.epoch(epoch), start=1):
-            self.rate(epoch * self.feed.steps + number - 1, apply=True)
+            rate = self.rate(epoch * self.feed.steps + number - 1, apply=True)
             self.optimizer.zero_grad()
             terms = self.step(x, y)
             self.fabric.backward(terms["loss"])
@@ -179,7 +186,7 @@ class _Loop:
                     error_if_nonfinite=False,  # asking would wait for the device
                 )
             self.optimizer.step()
-            model.after_step()
+            model.after_step(rate)
             names = names or [*terms, "examples"]
             values = [*(term.detach().float() for term in terms.values()), total.new_ones(())]
             total = total + torch.stack(values) * len(y)

@@ -1,0 +1,106 @@
+"""On a GPU: every precision trains, resumes and measures, and no step waits for the device."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lpbnn.data import Splits
+from lpbnn.engine import AugmentConfig, EvalConfig, OptimConfig, RunConfig
+from lpbnn.engine.build import DataInfo, build_model
+from lpbnn.engine.run import load_run, run
+from lpbnn.engine.rundir import RunDir
+from lpbnn.engine.train import _Loop, fit
+from lpbnn.model import Model
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+Make = Callable[..., RunConfig]
+
+
+@pytest.fixture
+def on_gpu(make: Make) -> Make:
+    def on_gpu(method: str = "lpbnn", **changes: Any) -> RunConfig:
+        crops = AugmentConfig(pad=1, flip=True, cutout=2)
+        small = {"backbone": "small-cnn", "backbone_options": {}, "augment": crops}
+        return make(method, **(small | {"device": "cuda"} | changes))
+
+    return on_gpu
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+@pytest.mark.parametrize("precision", ["32", "bf16", "fp16"])
+def test_every_precision(
+    on_gpu: Make, splits: Splits, tmp_path: Path, precision: str, clip: float | None
+) -> None:
+    optim = OptimConfig(lr=0.05, clip=clip)  # a plain network: its loss falls on so little data
+    corrupted = EvalConfig(corruptions=True, severities=(3,), examples=1)
+    config = on_gpu(
+        "mcp", precision=precision, optim=optim, channels_last=True, epochs=4, evaluate=corrupted
+    )
+    results = run(config, tmp_path, splits=splits)
+    losses = [row["loss"] for row in RunDir(tmp_path).log()]
+    assert losses[-1] < losses[0]
+    assert results["cost"]["memory"] == "CUDA memory allocated"
+    assert 0 < results["train"]["peak_bytes"] < 2**30
+    assert all(math.isfinite(value) for value in results["test"].values())
+    assert all(not p.is_cuda for p in load_run(tmp_path).model.parameters())
+
+
+@pytest.mark.parametrize("precision", ["32", "fp16"])
+def test_a_stopped_run_goes_on(
+    on_gpu: Make, splits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    gentle = OptimConfig(lr=1e-3)  # the GPU rounds differently each time: it must not be blown up
+    config, steps = on_gpu(precision=precision, epochs=3, optim=gentle), 0
+
+    def stop(self: Model, lr: float) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 6:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Model, "after_step", stop)
+        with pytest.raises(KeyboardInterrupt, match="Resume with"):
+            run(config, tmp_path / "a", splits=splits)
+    run(None, tmp_path / "a", resume=True, splits=splits)
+    run(config, tmp_path / "b", splits=splits)
+    through = RunDir(tmp_path / "b").state_dict()
+    for name, tensor in RunDir(tmp_path / "a").state_dict().items():
+        torch.testing.assert_close(tensor, through[name], rtol=1e-2, atol=1e-3, msg=name)
+
+
+@pytest.mark.parametrize("method", ["mcp", "lpbnn", "batchensemble", "rank1", "ensemble"])
+@pytest.mark.parametrize("clip", [None, 1.0])
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+def test_no_step_waits_for_the_device(
+    on_gpu: Make, splits: Splits, monkeypatch: pytest.MonkeyPatch, method: str, clip: float | None
+) -> None:
+    """From the first step of an epoch until its losses are read, a wait is an error."""
+    read = _Loop.read
+
+    def watch(self: Model, lr: float) -> None:
+        torch.cuda.set_sync_debug_mode("error")
+
+    def reading(self: _Loop, *args: Any) -> Any:
+        torch.cuda.set_sync_debug_mode("default")
+        return read(self, *args)
+
+    monkeypatch.setattr(Model, "after_step", watch)
+    monkeypatch.setattr(_Loop, "read", reading)
+    config = on_gpu(method, batch_size=32, optim=OptimConfig(lr=0.05, clip=clip))
+    try:
+        assert fit(build_model(config, DataInfo.of(splits)), splits, config).epochs == 2
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+def test_compiled_for_the_gpu(on_gpu: Make, splits: Splits) -> None:
+    config = on_gpu("rank1", compile=True, precision="bf16", epochs=4)
+    training = fit(build_model(config, DataInfo.of(splits)), splits, config)
+    assert training.epochs == 4
+    assert training.rows[-1]["nll"] < training.rows[0]["nll"]
