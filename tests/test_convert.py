@@ -158,7 +158,7 @@ REFUSED = {
     "no filter": (Mlp, {"include": [3]}, "a filter is a path glob or a layer type; got 3"),
     "nan": (nan_net, {}, "2.weight holds NaN"),
     "lazy": (lambda: nn.Sequential(nn.LazyLinear(3)), {}, "'0' is lazy"),
-    "plain list": (Lists, {}, "'a' is also kept in the plain list 'order'"),
+    "plain list": (Lists, {}, "'a' is also kept in the plain attribute 'order'"),
     "time first": (
         lambda: nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16)),
         {},
@@ -196,7 +196,7 @@ def test_converting_twice_is_refused() -> None:
 
 def test_a_parent_that_reads_the_weight_is_told() -> None:
     model = lpbnn.build(ReadsWeight(), "batchensemble")
-    with pytest.raises(AttributeError, match="'inner' reads its .weight directly"):
+    with pytest.raises(TypeError, match="'inner' uses its .weight directly"):
         model(torch.randn(2, 4))
 
 

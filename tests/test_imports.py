@@ -14,6 +14,7 @@ LEVELS = [
         "factors",
         "layers",
         "attention",
+        "convertible",
         "convert",
         "model",
         "ensemble",

@@ -8,7 +8,8 @@ from networks import restate_weight
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from lpbnn.factors import FixedFactors, GaussianFactors, LatentFactors, PointFactors, draw_all
+from lpbnn.factors import FixedFactors, GaussianFactors, PointFactors, draw_all
+from lpbnn.latent import LatentFactors
 from lpbnn.layers import FastWeight, widths
 
 LAYERS = {
@@ -142,9 +143,15 @@ def test_a_parametrised_layer_keeps_its_parametrisation() -> None:
 
 def test_reading_the_weight_past_forward_is_loud() -> None:
     fast, _ = build("linear")
-    with pytest.raises(AttributeError, match="reads its .weight directly.*exclude='linear'"):
-        fast.weight  # noqa: B018
-    assert fast.in_features == 4  # what does not bypass the members is answered
+    refusal = "uses its .weight directly, past its forward.*exclude='linear'"
+    with pytest.raises(TypeError, match=refusal):
+        nn.functional.linear(torch.randn(2, 4), fast.weight)
+    with pytest.raises(AttributeError, match=refusal):
+        fast.weight.t()
+    with pytest.raises(AttributeError, match=refusal):
+        fast.weight = nn.Parameter(torch.zeros(6, 4))
+    # What does not bypass the members is answered.
+    assert (fast.in_features, fast.weight.dtype, fast.weight.shape) == (4, torch.float64, (6, 4))
 
 
 def test_rows_that_are_no_multiple_of_the_members() -> None:
@@ -162,7 +169,7 @@ def test_drawn_together_or_alone_is_the_same_to_rounding() -> None:
     noise6 = torch.randn(1, 1, 3, 32)
     noise = [noise5[0], noise6[0], noise5[1], noise5[2]]
     for factors, (r, s), eps in zip(many, together, noise, strict=True):
-        mu, log_variance = factors.encoder(factors.r).chunk(2, -1)
+        mu, log_variance = factors.encoder((factors.r - 1) / factors.inputs**0.5).chunk(2, -1)
         z = mu + (0.5 * log_variance).exp() * eps[0]
-        torch.testing.assert_close(r, factors.decoder(z))
+        torch.testing.assert_close(r, factors.decoder(z / 32**0.5))
         assert torch.equal(s, factors.s)

@@ -6,7 +6,7 @@ from networks import Mlp
 from torch import nn
 
 import lpbnn
-from lpbnn.factors import LatentFactors
+from lpbnn.latent import LatentFactors
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 import lpbnn
-from lpbnn.factors import LatentFactors
+from lpbnn.latent import LatentFactors
 from lpbnn.layers import draw_layers
 
 SIZES = list(itertools.product(range(1, 10), range(1, 6)))
@@ -107,7 +107,7 @@ def test_the_kl_is_that_of_what_is_sampled() -> None:
     torch.testing.assert_close(LatentFactors.terms([factors])[0][0], expected)
     # and q is what is sampled: recover z from r^ by the decoder's pseudo-inverse
     r_hat, _ = factors.draw(20_000)
-    z = (r_hat - factors.decoder.bias) @ torch.linalg.pinv(factors.decoder.weight).T
+    z = (r_hat - factors.decoder.bias) @ torch.linalg.pinv(factors.decoder.weight).T * 4**0.5
     projector = torch.linalg.pinv(factors.decoder.weight) @ factors.decoder.weight
     z = z.view(20_000, 3, 4)
     torch.testing.assert_close(z.mean(0), q.mean @ projector.T, atol=0.03, rtol=0.03)

@@ -8,11 +8,12 @@ p = lpbnn.predict(model, x)
 from lpbnn.convert import convert
 from lpbnn.export import freeze, mean_network, undo
 from lpbnn.methods import build
-from lpbnn.model import Model
+from lpbnn.model import LossStep, Model
 from lpbnn.posterior import posterior
 from lpbnn.predict import Prediction, predict
 
 __all__ = [
+    "LossStep",
     "Model",
     "Prediction",
     "build",

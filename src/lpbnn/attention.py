@@ -37,19 +37,16 @@ class SplitAttention(nn.Module):
         self.batch_first = attention.batch_first
         self._qkv_same_embed_dim = attention._qkv_same_embed_dim
         if attention._qkv_same_embed_dim:
-            weights = attention.in_proj_weight.detach().chunk(3)
+            weights = attention.in_proj_weight.chunk(3)
         else:
             names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
-            weights = [getattr(attention, name).detach() for name in names]
+            weights = [getattr(attention, name) for name in names]
         packed = attention.in_proj_bias
-        biases = [None] * 3 if packed is None else packed.detach().chunk(3)
+        biases = [None] * 3 if packed is None else packed.chunk(3)
         self.q_proj, self.k_proj, self.v_proj = (
             _linear(weight, bias) for weight, bias in zip(weights, biases, strict=True)
         )
-        out = attention.out_proj
-        self.out_proj = _linear(
-            out.weight.detach(), None if out.bias is None else out.bias.detach()
-        )
+        self.out_proj = _linear(attention.out_proj.weight, attention.out_proj.bias)
         self.train(attention.training)
 
     def restore(self) -> nn.MultiheadAttention:
@@ -76,6 +73,8 @@ class SplitAttention(nn.Module):
                 attention.in_proj_bias.copy_(torch.cat([layer.bias for layer in inputs]))
                 attention.out_proj.bias.copy_(self.out_proj.bias)
             attention.out_proj.weight.copy_(self.out_proj.weight)
+        for parameter in attention.parameters():  # packed ones learn if any of their parts did
+            parameter.requires_grad_(any(p.requires_grad for p in self.parameters()))
         return attention.train(self.training)
 
     def forward(
@@ -93,6 +92,10 @@ class SplitAttention(nn.Module):
             layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for layer, x in ((self.q_proj, query), (self.k_proj, key), (self.v_proj, value))
         )
+        if is_causal and attn_mask is None:
+            raise ValueError(
+                "is_causal=True is a hint about attn_mask, which was not given. Fix: give it."
+            )
         mask = _merged_mask(attn_mask, key_padding_mask, q)
         dropout = self.dropout if self.training else 0.0
         weights = None
@@ -102,8 +105,7 @@ class SplitAttention(nn.Module):
             weights = F.dropout(weights, dropout)
             mixed = weights @ v
         else:
-            causal = is_causal and mask is None
-            mixed = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=causal)
+            mixed = F.scaled_dot_product_attention(q, k, v, mask, dropout)
         output = self.out_proj(mixed.transpose(1, 2).flatten(2))
         if weights is not None and average_attn_weights:
             weights = weights.mean(1)
@@ -111,11 +113,12 @@ class SplitAttention(nn.Module):
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A layer with copies of these, frozen where they are."""
     outputs, inputs = weight.shape
     layer = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
-    layer.weight = nn.Parameter(weight.clone())
+    layer.weight = nn.Parameter(weight.detach().clone(), weight.requires_grad)
     if bias is not None:
-        layer.bias = nn.Parameter(bias.clone())
+        layer.bias = nn.Parameter(bias.detach().clone(), bias.requires_grad)
     return layer
 
 
@@ -130,8 +133,12 @@ def _merged_mask(mask: Tensor | None, padding: Tensor | None, like: Tensor) -> T
     merged = None
     if mask is not None:
         merged = additive(mask)
-        if merged.dim() == 3:  # (B * heads, queries, keys)
-            merged = merged.unflatten(0, (like.shape[0], -1))
+        if (
+            merged.dim() == 3
+        ):  # (B * heads, queries, keys); the rows may be B examples for J members
+            rows, heads = like.shape[:2]
+            merged = merged.unflatten(0, (-1, heads))
+            merged = merged.repeat(rows // merged.shape[0], 1, 1, 1)
     if padding is not None:
         padded = additive(padding)[:, None, None, :]
         merged = padded if merged is None else merged + padded

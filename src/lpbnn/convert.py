@@ -1,17 +1,17 @@
 """The converter: replace layers of any network by path, in place, weights kept bit for bit."""
 
 import difflib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-import torch
 from torch import nn
-from torch.nn.parameter import UninitializedParameter
 
 from lpbnn.attention import PROJECTIONS, SplitAttention
+from lpbnn.convertible import ancestors, hidden_references, join, refuse_unconvertible
 from lpbnn.layers import SUPPORTED
+from lpbnn.wrapper import Wrapper
 
 Pattern = str | type[nn.Module]
 Filter = Pattern | Sequence[Pattern] | None
@@ -62,20 +62,37 @@ def convert(
         converted 1 layers: 0
         left 2: excluded
     """
+    if isinstance(net, nn.MultiheadAttention):
+        raise ValueError(
+            "a lone nn.MultiheadAttention has no parent in which it could be replaced."
+        )
     candidates = _candidates(net)
+    for path, candidate in candidates.items():
+        if _is_converted(candidate.module):
+            raise ValueError(
+                f"{path!r} is converted already ({type(candidate.module).__name__}). Call undo first; "
+                "several parts are converted in one call: include=[...]."
+            )
     chosen, left = _choose(candidates, _patterns(include), _patterns(exclude))
     if not chosen:
         raise ValueError(_nothing_to_convert(net, candidates, include, exclude))
+    hidden = hidden_references(net)
     for path in chosen:
-        _refuse_unconvertible(net, path, candidates[path].module)
+        refuse_unconvertible(net, path, candidates[path].module, hidden)
     _split_attention(net, chosen)
     replacements: dict[int, nn.Module] = {}
-    for path in chosen:
-        layer = net.get_submodule(path)
-        if id(layer) not in replacements:
+    try:
+        for path in chosen:
+            layer = net.get_submodule(path)
             replacements[id(layer)] = layer_factory(layer, path)
-    _replace(net, replacements)
-    _disable_fused_paths(net, chosen)
+    except BaseException:  # leave the network as it was found
+        for made in replacements.values():
+            if isinstance(made, Wrapper):
+                made.restore()
+        undo(net)
+        raise
+    replace_modules(net, replacements)
+    disable_fused_paths(net, chosen)
     return Conversion(tuple(chosen), left)
 
 
@@ -95,7 +112,7 @@ def undo(net: nn.Module) -> nn.Module:
 
 def _restore(net: nn.Module, which: Callable[[nn.Module], bool]) -> None:
     found = [module for module in net.modules() if which(module)]
-    _replace(net, {id(module): module.restore() for module in found})  # type: ignore[operator]
+    replace_modules(net, {id(module): module.restore() for module in found})  # type: ignore[operator]
 
 
 def _candidates(net: nn.Module) -> dict[str, Candidate]:
@@ -104,7 +121,7 @@ def _candidates(net: nn.Module) -> dict[str, Candidate]:
 
     def add(path: str, module: nn.Module, projection: str = "") -> None:
         candidate = found.setdefault((id(module), projection), Candidate([], module))
-        candidate.paths.append(_join(path, projection) if projection else path)
+        candidate.paths.append(join(path, projection) if projection else path)
 
     def visit(path: str, module: nn.Module) -> None:
         if isinstance(module, nn.MultiheadAttention):
@@ -115,7 +132,7 @@ def _candidates(net: nn.Module) -> dict[str, Candidate]:
         else:
             for name, child in module._modules.items():
                 if child is not None:
-                    visit(_join(path, name), child)
+                    visit(join(path, name), child)
 
     for name, child in net._modules.items():
         if child is not None:
@@ -124,7 +141,7 @@ def _candidates(net: nn.Module) -> dict[str, Candidate]:
 
 
 def _is_converted(module: nn.Module) -> bool:
-    return hasattr(type(module), "restore") and not isinstance(module, SplitAttention)
+    return isinstance(module, Wrapper)
 
 
 def _choose(
@@ -170,79 +187,30 @@ def _patterns(given: Filter) -> list[Pattern] | None:
     return patterns
 
 
-def _refuse_unconvertible(net: nn.Module, path: str, module: nn.Module) -> None:
-    """Raise, naming the layer, wherever a conversion would not do what it says."""
-    fix = f"Leave it out with exclude={path!r}."
-    if _is_converted(module):
-        raise ValueError(
-            f"{path!r} is converted already ({type(module).__name__}). Call undo first."
-        )
-    if any(isinstance(p, UninitializedParameter) for p in module.parameters()):
-        raise ValueError(f"{path!r} is lazy and has no shape yet. Run one batch through it first.")
-    if isinstance(module, nn.MultiheadAttention) and (
-        type(module) is not nn.MultiheadAttention
-        or module.bias_k is not None
-        or module.add_zero_attn
-    ):
-        raise ValueError(
-            f"{path!r} belongs to an attention with bias_kv, zero_attn or its own code. {fix}"
-        )
-    if "bias" in getattr(module, "parametrizations", {}):
-        raise ValueError(f"{path!r} has a parametrised bias, and every member needs its own. {fix}")
-    for outer, parent in _ancestors(net, path):
-        if getattr(parent, "batch_first", True) is False:
-            raise ValueError(
-                f"{path!r} is inside {outer!r}, a {type(parent).__name__} with batch_first=False: its "
-                f"rows are time steps and not examples. Build it with batch_first=True. {fix}"
-            )
-    for name, tensor in module.named_parameters(recurse=False):
-        if tensor.is_floating_point() and not tensor.is_meta and not torch.isfinite(tensor).all():
-            raise ValueError(
-                f"{path}.{name} holds NaN or infinity; a conversion would spread it over every "
-                "member. Load finite weights first."
-            )
-    _refuse_hidden_reference(net, path, module)
-
-
-def _refuse_hidden_reference(net: nn.Module, path: str, module: nn.Module) -> None:
-    """A layer that a module also keeps in a plain list would stay reachable, unconverted."""
-    for owner_path, owner in net.named_modules():
-        for name, value in vars(owner).items():
-            if name.startswith("_") or not isinstance(value, list | tuple | set | dict):
-                continue
-            items = value.values() if isinstance(value, dict) else value
-            if any(item is module for item in items):
-                raise ValueError(
-                    f"{path!r} is also kept in the plain {type(value).__name__} "
-                    f"{_join(owner_path, name)!r}, where it cannot be replaced. Use nn.ModuleList or "
-                    f"nn.ModuleDict there, or exclude={path!r}."
-                )
-
-
 def _split_attention(net: nn.Module, chosen: list[str]) -> None:
     attentions = {}
     for path in chosen:
         parent = _parent(net, path)
         if isinstance(parent, nn.MultiheadAttention):
             attentions[id(parent)] = parent
-    _replace(net, {key: SplitAttention(module) for key, module in attentions.items()})
+    replace_modules(net, {key: SplitAttention(module) for key, module in attentions.items()})
 
 
-def _replace(net: nn.Module, replacements: dict[int, nn.Module]) -> None:
+def replace_modules(net: nn.Module, replacements: dict[int, nn.Module]) -> None:
     for parent in list(net.modules()):
         for name, child in list(parent._modules.items()):
             if id(child) in replacements:
                 setattr(parent, name, replacements[id(child)])
 
 
-def _disable_fused_paths(net: nn.Module, chosen: list[str]) -> None:
+def disable_fused_paths(net: nn.Module, chosen: list[str]) -> None:
     """Transformer layers read their linears' weights in a fused kernel; keep them to the plain path."""
     switches = {
         nn.TransformerEncoderLayer: ("activation_relu_or_gelu", 0),
         nn.TransformerEncoder: ("use_nested_tensor", False),
     }
     for path in chosen:
-        for _, module in _ancestors(net, path):
+        for _, module in ancestors(net, path):
             for kind, (name, value) in switches.items():
                 if isinstance(module, kind) and "_before_conversion" not in vars(module):
                     module._before_conversion = {name: getattr(module, name)}  # type: ignore[assignment]
@@ -275,16 +243,5 @@ def _layers_found(candidates: dict[str, Candidate], near: str | None) -> str:
     return (f"Did you mean {close[0]!r}? " if close else "") + f"Layers found: {listed}{more}."
 
 
-def _ancestors(net: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
-    parts = path.split(".")
-    for depth in range(len(parts)):
-        outer = ".".join(parts[:depth])
-        yield outer, net.get_submodule(outer)
-
-
 def _parent(net: nn.Module, path: str) -> nn.Module:
     return net.get_submodule(path.rpartition(".")[0])
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name

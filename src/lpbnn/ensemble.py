@@ -17,6 +17,8 @@ from lpbnn.members import (
 )
 from lpbnn.model import Model, Terms, as_call, batch_size, total, two_groups
 
+UNCONVERTED = (*SUPPORTED, nn.RNNBase, nn.MultiheadAttention)  # what is worth running only once
+
 
 class SpreadAt:
     """A forward pre-hook on the first converted stage: the batch becomes members there.
@@ -55,8 +57,12 @@ class FastWeightEnsemble(Model):
         super().__init__(net, **model_options)
         self.batch_mode: BatchMode = batch_mode
         self.fast_lr = fast_lr
-        self.layers = [module for module in net.modules() if isinstance(module, FastWeight)]
-        self.members = self.layers[0].factors.members
+        counts = {layer.factors.members for layer in self.layers}
+        if len(counts) != 1:
+            raise ValueError(
+                f"the layers have {sorted(counts)} members; one ensemble has one number."
+            )
+        self.members = counts.pop()
         if spread_at is None:
             spread_at = find_stages(net)
         self.stages = [spread_at] if isinstance(spread_at, str) else list(spread_at)
@@ -64,6 +70,16 @@ class FastWeightEnsemble(Model):
         for stage in filter(None, self.stages):
             check_stage(net, stage)
             net.get_submodule(stage).register_forward_pre_hook(self._spread_at, with_kwargs=True)
+
+    @property
+    def layers(self) -> list[FastWeight]:
+        """The converted layers, in the network's order."""
+        found = [module for module in self.net.modules() if isinstance(module, FastWeight)]
+        if not found:
+            raise RuntimeError(
+                "the network has no converted layer (any more). Build a model again."
+            )
+        return found
 
     def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
         return gather(self.rows(args, kwargs, draw_layers(self.layers), "repeat"), self.members)
@@ -73,15 +89,16 @@ class FastWeightEnsemble(Model):
     ) -> Tensor:
         """Outputs of all rows, member-major, for the members in ``draws``."""
         batch = batch_size(args, kwargs)
+        layers = self.layers
         members = draws[0].r.shape[0]
         if "" in self.stages:
             args, kwargs = spread_tree((args, kwargs), batch, members, mode)
         else:
             self._spread_at.plan = (batch, members, mode)
         try:
-            with held(self.layers, draws):
+            with held(layers, draws, rows_needed(batch, members, mode)):
                 outputs = self.readout(self.net(*args, **kwargs))
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             if "" not in self.stages:
                 error.add_note(self._where_spread())
             raise
@@ -119,6 +136,10 @@ class FastWeightEnsemble(Model):
         """Mean NLL of the members' rows; every example counts once."""
         args, kwargs = as_call(x)
         batch = batch_size(args, kwargs)
+        if not isinstance(y, Tensor):
+            raise TypeError(
+                f"targets are a tensor; got {type(y).__name__}. Fix: torch.as_tensor(y)."
+            )
         if y.shape[:1] != (batch,):
             raise ValueError(
                 f"{batch} examples need as many targets; got y of shape {tuple(y.shape)}."
@@ -181,7 +202,7 @@ def _has_unconverted(module: nn.Module) -> bool:
     """Whether a layer below could have been converted and was not."""
     if isinstance(module, FastWeight):
         return False
-    return isinstance(module, SUPPORTED) or any(map(_has_unconverted, module.children()))
+    return isinstance(module, UNCONVERTED) or any(map(_has_unconverted, module.children()))
 
 
 def _holders(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:

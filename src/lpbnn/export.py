@@ -10,7 +10,7 @@ from lpbnn.convert import undo as undo_conversion
 from lpbnn.ensemble import FastWeightEnsemble, remove_hooks
 from lpbnn.factors import FixedFactors
 from lpbnn.layers import FastWeight, draw_layers, member_weights
-from lpbnn.model import Model
+from lpbnn.model import Model, at_least_one
 from lpbnn.predict import seeded
 
 
@@ -35,7 +35,8 @@ def freeze(model: nn.Module, *, samples: int = 1, seed: int = 0) -> FrozenEnsemb
         (True, (8, 5, 3))
     """
     ensemble = _check(model)
-    net = copy.deepcopy(ensemble.net)
+    samples = at_least_one("samples", samples) if ensemble.stochastic else 1
+    net = _copy(ensemble.net)
     remove_hooks(net)
     with seeded(seed, None, ensemble), torch.no_grad():
         draws = draw_layers(ensemble.layers, samples)
@@ -64,7 +65,7 @@ def mean_network(model: nn.Module) -> nn.Module:
           (2): Linear(in_features=8, out_features=3, bias=True)
         )
     """
-    net = copy.deepcopy(_check(model).net)
+    net = _copy(_check(model).net)
     with torch.no_grad():
         for layer in [module for module in net.modules() if isinstance(module, FastWeight)]:
             if not layer.known:
@@ -72,8 +73,9 @@ def mean_network(model: nn.Module) -> nn.Module:
                     f"{layer.path!r} computes its weight itself (parametrised, or of a type of its "
                     "own), so no mean weight can be put there. Use lpbnn.freeze, which keeps the layer."
                 )
-            weight: nn.Parameter = layer.layer.weight  # type: ignore[assignment]
-            weight.copy_(member_weights(layer.layer, layer.mean()).mean(0))
+            # A new parameter: the old one may be tied to another layer's.
+            mean = member_weights(layer.layer, layer.mean()).mean(0)
+            layer.layer.weight = nn.Parameter(mean)
     return undo(net)
 
 
@@ -90,8 +92,21 @@ def undo(model: nn.Module) -> nn.Module:
         True
     """
     net = model.net if isinstance(model, Model) else model
+    if isinstance(
+        net, nn.ModuleList
+    ):  # a deep ensemble: its first member is the network it was given
+        net = net[0]
     remove_hooks(net)
     return undo_conversion(net)
+
+
+def _copy(net: nn.Module) -> nn.Module:
+    """A deep copy; tensors that a forward left behind (old-style weight norm) are cut from their graph."""
+    for module in net.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                setattr(module, name, value.detach())
+    return copy.deepcopy(net)
 
 
 def _check(model: nn.Module) -> FastWeightEnsemble:

@@ -6,7 +6,7 @@ sample-major. Everything here is a pure function of the parameters: no forward p
 behind, so the terms can be read at any time, before the first pass too.
 
 The work is written over a stack of layers of equal width, because a network has dozens of them and
-each is tiny: ``draw_all`` and ``LatentFactors.terms`` serve all layers with a handful of batched
+each is tiny: ``draw_all`` serves all layers with a handful of batched
 products. One layer is a stack of one.
 """
 
@@ -197,126 +197,6 @@ class GaussianFactors(Factors):
                 shift = (at_least_float32(mean) - 1) / self.prior_std
                 total = total + kl_to_standard_normal(shift, 2 * std.log()).sum(-1).mean()
             return total
-
-
-class LatentFactors(Factors):
-    r"""LP-BNN: r_j goes through a small variational autoencoder that all members of a layer share.
-
-    .. math::
-        (\mu_j, \log\sigma_j^2) = E r_j + e, \quad z_j = \mu_j + \sigma_j \epsilon, \quad
-        \hat r_j = D z_j + d, \quad W_j = W \odot (\hat r_j s_j^T)
-
-    **Every** pass uses the sampled r^, in training and in prediction; s_j is deterministic. Because
-    the decoder is linear, r^_j is Gaussian with mean D mu_j + d and covariance factor D diag(sigma_j).
-
-    The autoencoder starts as one: E maps r = 1 to 0, d = 1, and D, random otherwise, solves
-    D mu_j + d = r_j: the network starts from the members it was given, not from noise around zero.
-
-    Franchi et al.: Encoding the latent posterior of Bayesian neural networks for uncertainty
-    quantification, 2020.
-
-    Example:
-        >>> factors = LatentFactors(members=4, inputs=64, outputs=2)
-        >>> mean, _ = factors.mean()
-        >>> torch.allclose(mean, factors.r, atol=1e-4)
-        True
-    """
-
-    r: Tensor
-    s: Tensor
-
-    def __init__(
-        self,
-        members: int,
-        inputs: int,
-        outputs: int,
-        *,
-        latent: int = 32,
-        spread: float = 0.5,
-        init: Init = "normal",
-        train_r: bool = True,
-        log_variance: float = -4.0,
-    ) -> None:
-        super().__init__(members, inputs, outputs)
-        self.latent = latent
-        r = initial(members, inputs, spread, init)
-        if train_r:
-            self.r = nn.Parameter(r)
-        else:
-            self.register_buffer("r", r)
-        self.s = nn.Parameter(initial(members, outputs, spread, init))
-        self.encoder = nn.Linear(inputs, 2 * latent)  # rows: the mean, then the log variance
-        self.decoder = nn.Linear(latent, inputs)
-        with torch.no_grad():
-            mean_head, log_variance_head = self.encoder.weight.chunk(2)
-            log_variance_head.mul_(0.1)
-            self.encoder.bias[:latent] = -mean_head.sum(1)
-            self.encoder.bias[latent:] = log_variance
-            self.decoder.bias.fill_(1.0)
-            mu = self.encoder(r)[:, :latent]
-            missing = r - self.decoder(mu)  # corrected in the span of the mu_j, random elsewhere
-            self.decoder.weight += (torch.linalg.pinv(mu, rtol=1e-4) @ missing).T
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, latent={self.latent}"
-
-    def stack_key(self) -> tuple[object, ...]:
-        return (*super().stack_key(), self.latent)
-
-    @staticmethod
-    def encode(many: Sequence["LatentFactors"]) -> tuple[Tensor, Tensor]:
-        """Mean and log variance of z, (L, J, latent) each."""
-        weight, bias = stack(many, "encoder.weight"), stack(many, "encoder.bias")
-        code = torch.baddbmm(bias.unsqueeze(1), stack(many, "r"), weight.mT)
-        mu, log_variance = code.chunk(2, dim=-1)
-        return mu, log_variance
-
-    @staticmethod
-    def decode(many: Sequence["LatentFactors"], z: Tensor) -> Tensor:
-        """z (L, rows, latent) to r^ (L, rows, m)."""
-        weight, bias = stack(many, "decoder.weight"), stack(many, "decoder.bias")
-        return torch.baddbmm(bias.unsqueeze(1), z, weight.mT)
-
-    @classmethod
-    def draw_stack(cls, many: Sequence[Factors], samples: int) -> list[tuple[Tensor, Tensor]]:
-        layers: Sequence[LatentFactors] = many  # type: ignore[assignment]
-        with full_precision(device_of(many[0])):
-            mu, log_variance = cls.encode(layers)
-            z = gaussian(mu, (0.5 * log_variance).exp(), samples)
-            r_hat = cls.decode(layers, z.flatten(1, 2))
-        return [(r, repeat(f.s, samples)) for r, f in zip(r_hat, layers, strict=True)]
-
-    def mean(self) -> tuple[Tensor, Tensor]:
-        with full_precision(self.s.device):
-            return self.decode([self], self.encode([self])[0])[0], self.s
-
-    def covariance_factor(self) -> Tensor:
-        """A (J, m, latent) with Cov(r^_j) = A_j A_j^T, A_j = D diag(sigma_j)."""
-        with full_precision(self.s.device):
-            sigma = (0.5 * self.encode([self])[1][0]).exp()
-            return at_least_float32(self.decoder.weight) * sigma.unsqueeze(1)
-
-    @classmethod
-    def terms(cls, many: Sequence["LatentFactors"]) -> tuple[Tensor, Tensor]:
-        r"""KL(q(z|r) || N(0, I)) and E ||r - r^||^2 of every layer, (L,) each, averaged over members.
-
-        The expectation is taken in closed form: the decoder is linear, so
-        :math:`E\|r - \hat r\|^2 = \|r - D\mu - d\|^2 + \sum_k \sigma_k^2 \|D_k\|^2`.
-        """
-        kl, error = {}, {}
-        for indices in group_by(many, lambda factors: factors.stack_key()):
-            layers = [many[i] for i in indices]
-            with full_precision(device_of(many[0])):
-                mu, log_variance = cls.encode(layers)
-                bias_term = stack(layers, "r") - cls.decode(layers, mu)
-                columns = stack(layers, "decoder.weight").square().sum(1)  # ||D_k||^2, (L, latent)
-                noise_term = (log_variance.exp() * columns.unsqueeze(1)).sum(-1)
-                squared = (bias_term.square().sum(-1) + noise_term).mean(-1)
-                divergence = kl_to_standard_normal(mu, log_variance).sum(-1).mean(-1)
-            kl.update(zip(indices, divergence, strict=True))
-            error.update(zip(indices, squared, strict=True))
-        order = range(len(many))
-        return torch.stack([kl[i] for i in order]), torch.stack([error[i] for i in order])
 
 
 def kl_to_standard_normal(mean: Tensor, log_variance: Tensor) -> Tensor:

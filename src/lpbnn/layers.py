@@ -18,6 +18,7 @@ from torch.nn.utils import parametrize
 
 from lpbnn.factors import Factors, draw_all
 from lpbnn.members import per_row
+from lpbnn.wrapper import Wrapper
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -52,7 +53,7 @@ def widths(layer: nn.Module) -> tuple[int, int]:
     raise TypeError(f"FastWeight cannot wrap {type(layer).__name__}; it wraps {supported}.")
 
 
-class FastWeight(nn.Module):
+class FastWeight(Wrapper):
     """A layer whose rows belong to members: member j computes with W * (s_j r_j^T) and bias b_j.
 
     The wrapped layer keeps its weight; its bias moves here, once per member. Without a held draw a
@@ -68,43 +69,35 @@ class FastWeight(nn.Module):
     member_bias: nn.Parameter | None
 
     def __init__(self, layer: nn.Module, factors: Factors, path: str = "") -> None:
-        super().__init__()
         if widths(layer) != (factors.inputs, factors.outputs):
             raise ValueError(
                 f"{path or type(layer).__name__} has {widths(layer)} inputs and outputs, the factors "
                 f"are made for {(factors.inputs, factors.outputs)}; build them from widths(layer)."
             )
-        self.layer = layer
+        super().__init__(layer, path)
         self.factors = factors
-        self.path = path
         bias: Tensor | None = layer.bias  # type: ignore[assignment]
         self.register_parameter("member_bias", None)
         if bias is not None:
             copies = bias.detach().repeat(factors.members, 1)
             self.member_bias = nn.Parameter(copies, requires_grad=bias.requires_grad)
-            layer.register_parameter("bias", None)
-        # Only where the layer is torch's own, untouched, do we know its operation.
-        self.known = (
+            layer._parameters["bias"] = None
+        self._held: Draw | None = None  # the factors of the pass that is under way
+        self._rows = 0  # its rows, 0 if nobody said
+        self._last: Draw | None = None  # those of the pass before, for checkpointed blocks
+
+    @property
+    def known(self) -> bool:
+        """Whether the layer is torch's own, untouched: only then do we know its operation."""
+        layer = self.layer
+        return (
             type(layer) in SUPPORTED
             and not parametrize.is_parametrized(layer)
-            and not (layer._forward_pre_hooks or layer._forward_hooks)
+            and not layer._forward_pre_hooks
         )
-        self._held: Draw | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        if name in ("weight", "bias") and "layer" in self.__dict__.get("_modules", {}):
-            raise AttributeError(
-                f"the code around {self.path or 'this layer'!r} reads its .{name} directly, past its "
-                f"forward: the members would be bypassed in silence. Leave the layer out with "
-                f"exclude={self.path or '...'!r}; the shared weight itself is .layer.weight, the "
-                f"biases of the members are .member_bias."
-            )
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name.startswith("_") or "layer" not in self.__dict__.get("_modules", {}):
-                raise
-            return getattr(self.layer, name)  # in_features, stride, ... as code around it expects
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_held": None, "_last": None}  # they belong to a graph, not to us
 
     def extra_repr(self) -> str:
         return f"members={self.factors.members}"
@@ -127,20 +120,36 @@ class FastWeight(nn.Module):
             first = self.member_bias[0]  # equal biases must come back to the last bit
             mean = first + (self.member_bias - first).mean(0)
             self.layer.bias = nn.Parameter(mean.detach(), self.member_bias.requires_grad)
-        return self.layer
+        return super().restore()
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        draw = self._held if self._held is not None else self.draw()
+        draw = self._current_draw()
         members = draw.r.shape[0]
-        if x.shape[0] % members:
-            raise ValueError(
-                f"{self.path or 'FastWeight'} got {x.shape[0]} rows for {members} members; rows are "
-                "member-major and a multiple of the members. Call the built model, or spread the "
-                "batch first with lpbnn.members.spread."
-            )
+        self._check_rows(x.shape[0], members)
         if self.known and (members == 1 or self._cheaper_by_weights(x, members)):
             return self._by_member_weights(x, draw, *args, **kwargs)
         return self._by_scaled_activations(x, draw, *args, **kwargs)
+
+    def _current_draw(self) -> Draw:
+        if self._held is not None:
+            return self._held
+        if self._last is not None and not torch.compiler.is_compiling() and _in_backward():
+            return self._last  # a checkpointed block, computed again: the same network as before
+        return self.draw()
+
+    def _check_rows(self, rows: int, members: int) -> None:
+        name = self.path or "FastWeight"
+        if rows % members:
+            raise ValueError(
+                f"{name!r} got {rows} rows for {members} members; rows are member-major and a multiple of "
+                "the members. Call the built model, or spread the batch first with lpbnn.members.spread."
+            )
+        if self._rows and not torch.compiler.is_compiling() and rows % self._rows:
+            raise ValueError(
+                f"{name!r} got an input with first dimension {rows}, in a pass of {self._rows} rows: its "
+                "rows are not those of the batch (time first, or no batch at all), and members would "
+                f"mix in silence. Leave the layer out with exclude={name!r}, or put the batch first."
+            )
 
     def _cheaper_by_weights(self, x: Tensor, members: int) -> bool:
         # A compiler fuses the two products into the neighbouring kernels, and must not be made to
@@ -240,12 +249,18 @@ def draw_layers(layers: Sequence[FastWeight], samples: int = 1) -> list[Draw]:
 
 
 @contextmanager
-def held(layers: Sequence[FastWeight], draws: Sequence[Draw]) -> Iterator[None]:
+def held(layers: Sequence[FastWeight], draws: Sequence[Draw], rows: int = 0) -> Iterator[None]:
     """Within this block every call of a layer uses its given draw: one network, any number of calls."""
     for layer, draw in zip(layers, draws, strict=True):
-        layer._held = draw
+        layer._held, layer._rows = draw, rows
     try:
         yield
     finally:
+        keep = torch.is_grad_enabled() and not torch.compiler.is_compiling()
         for layer in layers:
-            layer._held = None
+            layer._last = layer._held if keep else None
+            layer._held, layer._rows = None, 0
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1

@@ -54,22 +54,31 @@ def nll(
         squared = (targets.reshape(mean.shape) - mean).square()
         rows = 0.5 * (math.log(2 * math.pi) + variance.log() + squared / variance).sum(-1)
         return rows.mean() if weights is None else (rows * weights).sum() / weights.sum()
-    if weights is None:
+    if class_weights is not None:
+        class_weights = class_weights.to(outputs.dtype)
+    if weights is None and task == "classification":
         return F.cross_entropy(outputs, targets, class_weights, ignore_index=ignore_index)
     cells = F.cross_entropy(
         outputs, targets, class_weights, ignore_index=ignore_index, reduction="none"
     )
     counted = (targets != ignore_index).to(cells.dtype)
     if class_weights is not None:
-        counted = counted * class_weights[targets.clamp_min(0)]
-    weights = weights.to(cells.dtype).view(-1, *(1,) * (cells.dim() - 1))
-    return (cells * weights).sum() / (counted * weights).sum()
+        counted = counted * class_weights[targets.masked_fill(targets == ignore_index, 0)].to(
+            cells.dtype
+        )
+    if weights is not None:
+        weights = weights.to(cells.dtype).view(-1, *(1,) * (cells.dim() - 1))
+        cells, counted = cells * weights, counted * weights
+    # A batch without one valid pixel says nothing: 0, where a mean over nothing would be NaN.
+    return cells.sum() / counted.sum().clamp_min(torch.finfo(cells.dtype).tiny)
 
 
 def check_targets(outputs: Tensor, targets: Tensor, task: Task) -> None:
     """Refuse targets whose shape or type does not fit; values are not looked at (no device sync)."""
-    if task not in TASKS:
-        raise ValueError(f"task={task!r} is not known; choose one of {', '.join(TASKS)}.")
+    if not isinstance(targets, Tensor):
+        raise TypeError(
+            f"targets are a tensor; got {type(targets).__name__}. Fix: torch.as_tensor(y)."
+        )
     if task == "regression":
         expected = (outputs.shape[0], outputs.shape[-1] // 2)
         fits = targets.numel() == expected[0] * expected[1] and targets.is_floating_point()

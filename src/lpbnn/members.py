@@ -73,10 +73,15 @@ def row_weights(batch: int, members: int, mode: BatchMode, device: torch.device)
     return 1.0 / torch.bincount(example, minlength=batch)[example]
 
 
+def is_batched(x: Tensor, batch: int) -> bool:
+    """Whether a tensor that goes into a network holds the examples: by its first dimension alone."""
+    return x.dim() > 0 and x.shape[0] == batch and not isinstance(x, torch.nn.Parameter)
+
+
 def spread_tree(tree: Any, batch: int, members: int, mode: BatchMode = "repeat") -> Any:
     """Spread every tensor in a nested structure whose first dimension is the batch."""
 
     def one(x: Tensor) -> Tensor:
-        return spread(x, members, mode) if x.dim() > 0 and x.shape[0] == batch else x
+        return spread(x, members, mode) if is_batched(x, batch) else x
 
     return tree_map_only(Tensor, one, tree)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Terms = dict[str, Tensor]
 Pass = Callable[..., Tensor]
+NOT_GIVEN: Any = object()
 Readout = Callable[[Any], Tensor]
 
 
@@ -35,6 +36,7 @@ class Model(nn.Module):
 
     members: int = 1  # predictions that one pass gives
     stochastic: bool = True  # whether a second pass differs from the first
+    in_rows: bool = True  # whether members go through the network together, as rows, or in turn
 
     def __init__(
         self,
@@ -51,10 +53,10 @@ class Model(nn.Module):
         self.ignore_index = ignore_index
         self.register_buffer("class_weights", class_weights, persistent=False)
 
-    # The first argument has a name so that torch.export's dynamic_shapes can be given as usual.
-    def forward(self, x: Any = None, *args: Any, **kwargs: Any) -> Tensor:
+    # The first argument stands alone so that torch.export's dynamic_shapes can be given as usual.
+    def forward(self, x: Any = NOT_GIVEN, /, *args: Any, **kwargs: Any) -> Tensor:
         """Every member's outputs for every example, (S, B, C, ...); arguments are the network's."""
-        return self.outputs(*(args if x is None else (x, *args)), **kwargs)
+        return self.outputs(*(args if x is NOT_GIVEN else (x, *args)), **kwargs)
 
     def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
         """What a method defines: the outputs (S, B, C, ...) of its members."""
@@ -63,7 +65,7 @@ class Model(nn.Module):
     def loss(self, x: Any, y: Tensor) -> Terms:
         """The training loss and its terms by name; ``loss`` is the sum of the others."""
         args, kwargs = as_call(x)
-        outputs = self(*args, **kwargs)
+        outputs = self.outputs(*args, **kwargs)
         return total(
             nll=self.nll(outputs.flatten(0, 1), y.repeat(len(outputs), *(1,) * (y.dim() - 1)))
         )
@@ -82,7 +84,14 @@ class Model(nn.Module):
 
     def likelihood(self, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """Member outputs (S, B, ...) to what is averaged: probabilities, or means and variances."""
-        if self.task == "regression":
+        regression = self.task == "regression"
+        if outputs.dim() < 3 or (outputs.shape[2] < 2 and not regression):
+            raise ValueError(
+                f"{self.task} needs outputs (batch, {'2 per target' if regression else 'classes'}, ...); "
+                f"the network gave {tuple(outputs.shape[1:])}. A yes-or-no question has two classes: give "
+                "the last layer two outputs."
+            )
+        if regression:
             return split_gaussian(outputs)
         wide = outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
         return wide.softmax(2), None
@@ -130,6 +139,11 @@ def two_groups(
     fast_lr: float,
 ) -> list[dict[str, Any]]:
     """Slow weights decay; fast ones do not, and may learn at their own rate (a factor of ``lr``)."""
+    if lr is None and fast_lr != 1:
+        raise ValueError(
+            f"the fast weights learn at {fast_lr} times the rate, so the rate must be known here. "
+            "Fix: parameter_groups(weight_decay=..., lr=...), with the optimizer's own lr."
+        )
     return [
         _group("slow", slow, weight_decay, lr),
         _group("fast", fast, 0.0, None if lr is None else lr * fast_lr),
@@ -139,6 +153,34 @@ def two_groups(
 def total(**terms: Tensor) -> Terms:
     """{"loss": the sum, ...the terms}."""
     return {"loss": reduce(add, terms.values()), **terms}
+
+
+class LossStep(nn.Module):
+    """``loss`` as a forward: what DistributedDataParallel, FSDP or Accelerate should wrap.
+
+    They synchronise gradients of what goes through ``forward``; a call of ``ddp.module.loss`` goes past
+    them.
+
+    Example:
+        >>> import lpbnn
+        >>> step = LossStep(lpbnn.build(nn.Linear(3, 2), "mcp"))
+        >>> sorted(step(torch.randn(4, 3), torch.tensor([0, 1, 1, 0])))
+        ['loss', 'nll']
+    """
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Any, y: Tensor) -> Terms:
+        return self.model.loss(x, y)
+
+
+def at_least_one(name: str, value: Any) -> int:
+    """An integer of at least 1, of any integer type (numpy's too)."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < 1:
+        raise ValueError(f"{name}={value!r}: expected an integer of at least 1.")
+    return value.__index__()
 
 
 def as_call(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -154,15 +196,15 @@ def batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     if not tensors:
         given = ", ".join(type(value).__name__ for value in (*args, *kwargs.values())) or "nothing"
         raise TypeError(f"expected a tensor of inputs, got {given}. Fix: torch.as_tensor(...).")
-    first = tensors[0]
-    if first.dim() == 0:
+    first = next((tensor for tensor in tensors if tensor.dim() > 0), None)
+    if first is None:
         raise ValueError("expected a batch, got a tensor without dimensions. Fix: x.unsqueeze(0).")
     if torch.compiler.is_compiling():
         return first.shape[0]  # looking at sizes would make the compiler specialise
     if first.shape[0] == 0:
         raise ValueError(f"the batch is empty: inputs of shape {tuple(first.shape)}.")
-    images = not first.is_floating_point() and not first.is_complex() and first.dim() >= 3
-    if first.dtype == torch.uint8 or (images and first.dtype != torch.bool):
+    integers = first.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)
+    if first.dtype == torch.uint8 or (integers and first.dim() >= 4):  # fewer dimensions: tokens
         raise TypeError(
             f"expected floating-point inputs, got {first.dtype} of shape {tuple(first.shape)}. "
             "Fix: x.float() / 255, then the normalisation the network was trained with."

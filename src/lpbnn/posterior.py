@@ -6,13 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import LowRankMultivariateNormal
 
-from lpbnn.factors import LatentFactors
+from lpbnn.latent import LatentFactors
 from lpbnn.layers import FastWeight
+from lpbnn.model import Model
 
 
 @dataclass(frozen=True)
 class LayerPosterior:
-    r"""r^_j ~ N(mean_j, A_j A_j^T), because the decoder is linear: A_j = D diag(sigma_j).
+    r"""r^_j ~ N(mean_j, A_j A_j^T), because the decoder is linear.
 
     ``mean`` is (J, m), ``factor`` is (J, m, latent).
     """
@@ -37,9 +38,9 @@ class LayerPosterior:
         return unit @ unit.mT
 
     def distribution(self, jitter: float = 1e-6) -> LowRankMultivariateNormal:
-        """As a torch distribution, which needs the tiny diagonal ``jitter``."""
-        diagonal = torch.full_like(self.mean, jitter)
-        return LowRankMultivariateNormal(self.mean, self.factor, diagonal)
+        """As a torch distribution in float64, which needs the tiny diagonal ``jitter``."""
+        mean, factor = self.mean.double(), self.factor.double()
+        return LowRankMultivariateNormal(mean, factor, torch.full_like(mean, jitter))
 
 
 def posterior(model: nn.Module) -> dict[str, LayerPosterior]:
@@ -52,11 +53,12 @@ def posterior(model: nn.Module) -> dict[str, LayerPosterior]:
         >>> tuple(layer.mean.shape), tuple(layer.correlation.shape)
         ((4, 6), (4, 6, 6))
     """
+    net = model.net if isinstance(model, Model) else model
     found = {
-        module.path: LayerPosterior(
+        path: LayerPosterior(
             module.factors.mean()[0].detach(), module.factors.covariance_factor().detach()
         )
-        for module in model.modules()
+        for path, module in net.named_modules()
         if isinstance(module, FastWeight) and isinstance(module.factors, LatentFactors)
     }
     if not found:

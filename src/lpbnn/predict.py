@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lpbnn.losses import Task
-from lpbnn.model import Model, as_call, batch_size
+from lpbnn.members import is_batched
+from lpbnn.model import Model, as_call, at_least_one, batch_size
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,9 @@ def predict(
         seed: makes the draws repeatable and leaves torch's generators as they were.
         generator: the same, seeded from this generator.
 
-    The model is put in evaluation mode and given back as it was.
+    An input counts as batched if its first dimension is that of the first input. The model is put in
+    evaluation mode and given back as it was. One model serves one thread at a time: give each thread its
+    own ``copy.deepcopy``.
 
     Example:
         >>> import lpbnn
@@ -98,12 +101,12 @@ def predict(
             f"predict takes a model that lpbnn.build or lpbnn.freeze returned; got "
             f"{type(model).__name__}. A plain network becomes one with lpbnn.build(net, 'mcp')."
         )
-    for name, value in (("samples", samples), ("chunk", chunk)):
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise ValueError(f"{name}={value!r}: expected an integer of at least 1.")
+    samples = at_least_one("samples", samples)
+    chunk = None if chunk is None else at_least_one("chunk", chunk)
     args, kwargs = as_call(x)
     batch = batch_size(args, kwargs)
-    width, step = _portions(batch, model.members, samples, chunk)
+    width, step = _portions(batch, model, samples, chunk)
+    step = _unmistakable(step, batch, (args, kwargs))
     sums: list[_Sums] = []
     with evaluating(model), seeded(seed, generator, model), torch.no_grad():
         for run in model.passes(samples, width):
@@ -145,9 +148,7 @@ class _Sums:
             self.strangeness = sum_ if self.strangeness is None else self.strangeness + sum_
         for i, value in enumerate(values):
             self.count += 1
-            within = (
-                entropy(value, 0 if value.dim() == 1 else 1) if variances is None else variances[i]
-            )
+            within = entropy(value) if variances is None else variances[i]
             if self.count == 1:
                 self.mean, self.within = value.clone(), within.clone()
                 self.between = torch.zeros((), dtype=value.dtype, device=value.device)
@@ -192,14 +193,31 @@ def _merge(parts: list[Prediction]) -> Prediction:
     )
 
 
-def _portions(batch: int, members: int, samples: int, chunk: int | None) -> tuple[int, int]:
-    """Members and examples per pass, so that their product is at most ``chunk``."""
+def _portions(batch: int, model: Model, samples: int, chunk: int | None) -> tuple[int, int]:
+    """Members and examples per pass, so that at most ``chunk`` rows are in the network at once."""
+    members = model.members
     if chunk is None:
         return members, batch
+    if not model.in_rows:
+        return members, min(chunk, batch)
     if batch * members <= chunk:  # room for several draws at once
         return min(members * samples, chunk // (batch * members) * members), batch
     width = min(members, chunk)
     return width, max(1, chunk // width)
+
+
+def _unmistakable(step: int, batch: int, call: Any) -> int:
+    """A portion of another size than any input that is no batch, so that none is taken for examples."""
+    others = {
+        leaf.shape[0]
+        for leaf in tree_leaves(call)
+        if isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] != batch
+    }
+    if step >= batch:
+        return step
+    while step > 1 and (step in others or batch % step in others):
+        step -= 1
+    return step
 
 
 def _part(call: Any, batch: int, rows: slice) -> Any:
@@ -207,7 +225,7 @@ def _part(call: Any, batch: int, rows: slice) -> Any:
         return call
 
     def cut(x: Tensor) -> Tensor:
-        return x[rows] if x.dim() > 0 and x.shape[0] == batch else x
+        return x[rows] if is_batched(x, batch) else x
 
     return tree_map_only(Tensor, cut, call)
 
@@ -234,7 +252,11 @@ def seeded(seed: int | None, generator: torch.Generator | None, model: nn.Module
     if seed is None:
         yield
         return
-    devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
-    with torch.random.fork_rng(devices=sorted(devices)):
-        torch.manual_seed(seed)
+    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+    with torch.random.fork_rng(devices=devices):
+        # Not torch.manual_seed: it would reseed GPUs that this model does not use.
+        torch.default_generator.manual_seed(seed)
+        for device in devices:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
         yield

@@ -250,7 +250,7 @@ def test_errors_say_what_to_do() -> None:
     build(net)
     with pytest.raises(ValueError, match=r"mcdropout already. Call lpbnn\.undo first"):
         build(net)
-    with pytest.raises(AttributeError, match="exclude='2'"):
+    with pytest.raises(TypeError, match="exclude='2'"):
         F.linear(torch.randn(1, 7), net[2].weight)
     assert net[2].in_features == 7
     with pytest.raises(TypeError, match=r"expected one of Dropout.* got ReLU"):

@@ -278,6 +278,6 @@ def test_errors_say_what_to_do() -> None:
     with pytest.raises(ValueError, match="'2' computes its weight itself.*exclude='2'"):
         build(net)
     build(net, exclude="2")
-    with pytest.raises(AttributeError, match=r"exclude='0'; the mean itself is \.layer\.weight"):
-        _ = net[0].weight
+    with pytest.raises(TypeError, match=r"the posterior would be bypassed.*exclude='0'"):
+        nn.functional.linear(torch.randn(1, 5), net[0].weight)
     assert net[0].in_features == 5

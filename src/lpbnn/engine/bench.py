@@ -7,7 +7,7 @@ and only the ratio of the medians is reported as a result.
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lpbnn.factors import LatentFactors, PointFactors
+from lpbnn.factors import PointFactors
+from lpbnn.latent import LatentFactors
 from lpbnn.layers import FastWeight
 
 
@@ -45,7 +46,7 @@ class Bench:
 
 
 def interleaved(
-    steps: dict[str, Callable[[], object]], repeats: int, warmup: int = 3
+    steps: Mapping[str, Callable[[], object]], repeats: int, warmup: int = 3
 ) -> list[Cost]:
     """Time every step ``repeats`` times, in turn; the first one is the reference."""
     for _ in range(warmup):

@@ -16,9 +16,11 @@ import dataclasses
 import difflib
 import importlib
 import pkgutil
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from lpbnn.layers import SUPPORTED
@@ -58,7 +60,7 @@ def build(
     task: Task = "classification",
     readout: Readout | None = None,
     ignore_index: int = -100,
-    class_weights: Tensor | None = None,
+    class_weights: Tensor | Sequence[float] | None = None,
     **options: Any,
 ) -> Model:
     """Turn a network into one that knows what it does not know, by the named method.
@@ -67,7 +69,6 @@ def build(
     example ``members=4, num_data=len(train)`` (see its ``Config``).
 
     Example:
-        >>> import torch
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
         >>> model = build(net, "lpbnn", members=4, num_data=100)
         >>> tuple(model(torch.randn(5, 4)).shape)  # (members, batch, classes)
@@ -82,6 +83,8 @@ def build(
         )
     if task not in TASKS:
         raise ValueError(f"task={task!r} is not known; choose one of {', '.join(TASKS)}.")
+    if class_weights is not None:
+        class_weights = torch.as_tensor(class_weights, dtype=torch.float32)
     if isinstance(net, SUPPORTED):  # a lone layer has no parent in which it could be replaced
         net = nn.Sequential(net)
     return module.build(

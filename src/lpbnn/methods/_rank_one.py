@@ -11,6 +11,7 @@ from lpbnn.ensemble import check_stage
 from lpbnn.factors import INITS, Factors, Init
 from lpbnn.layers import FastWeight, widths
 from lpbnn.members import BATCH_MODES, BatchMode
+from lpbnn.model import at_least_one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,8 +26,7 @@ class RankOneConfig:
     spread_at: str | None = None  # where the batch becomes members; None: found
 
     def __post_init__(self) -> None:
-        if not isinstance(self.members, int) or self.members < 1:
-            raise ValueError(f"members={self.members!r}: expected an integer of at least 1.")
+        at_least_one("members", self.members)
         if self.spread < 0:
             raise ValueError(f"spread={self.spread!r}: expected a number of at least 0.")
         if self.batch_mode not in BATCH_MODES:
@@ -42,11 +42,12 @@ def check_num_data(num_data: int | None, method: str) -> int:
             f"{method} needs num_data, the number of training examples that its KL term is divided "
             "by. Fix: build(..., num_data=len(train))."
         )
-    if not isinstance(num_data, int) or num_data <= 0:
+    try:
+        return at_least_one("num_data", num_data)
+    except ValueError as error:
         raise ValueError(
             f"num_data={num_data!r}: expected the number of training examples, an integer above 0."
-        )
-    return num_data
+        ) from error
 
 
 def wrap(

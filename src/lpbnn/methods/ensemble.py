@@ -44,6 +44,7 @@ class DeepEnsemble(Model):
     """J networks in an ``nn.ModuleList``."""
 
     stochastic = False
+    in_rows = False
     net: nn.ModuleList
 
     def __init__(self, nets: Sequence[nn.Module], **options: Any) -> None:

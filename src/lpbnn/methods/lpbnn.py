@@ -14,7 +14,7 @@ closed form. The three weightings (N training examples, m inputs of the layer):
 weighting     a      b           what it is
 ============  =====  ==========  ==========================================================
 ``balanced``  1 / N  1 / m       the default: the KL of the bound, and a mean squared error
-                                 that binds r^ to r, so that members stay apart
+                                 that binds r^ to the r that was drawn: members stay apart
 ``equation``  1 / N  1 / N       the paper's equation to the letter, divided by N
 ``authors``   1      1 / m       the released code; unstable at large learning rates
 ============  =====  ==========  ==========================================================
@@ -31,9 +31,9 @@ import torch
 from torch import nn
 
 from lpbnn.ensemble import FastWeightEnsemble
-from lpbnn.factors import LatentFactors
+from lpbnn.latent import LatentFactors
 from lpbnn.methods._rank_one import RankOneConfig, check_num_data, ensemble_options, wrap
-from lpbnn.model import Model, Terms
+from lpbnn.model import Model, Terms, at_least_one
 
 Weighting = Literal["balanced", "equation", "authors"]
 
@@ -50,7 +50,9 @@ class Config(RankOneConfig):
     num_data: int | None = None  # N, required
     weighting: Weighting = "balanced"
     latent: int = 32
-    train_r: bool = True  # False keeps r as drawn; the autoencoder alone learns
+    train_r: bool = (
+        False  # r as drawn, as the released code has it; True lets r learn, as the paper writes
+    )
     log_variance: float = -4.0  # of z, before training
 
     def __post_init__(self) -> None:
@@ -59,8 +61,7 @@ class Config(RankOneConfig):
             raise ValueError(
                 f"weighting={self.weighting!r} is not known; choose one of {', '.join(WEIGHTINGS)}."
             )
-        if self.latent < 1:
-            raise ValueError(f"latent={self.latent!r}: expected an integer of at least 1.")
+        at_least_one("latent", self.latent)
 
 
 class LatentPosterior(FastWeightEnsemble):

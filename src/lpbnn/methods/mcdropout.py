@@ -31,10 +31,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from lpbnn.convert import Conversion, Filter, _disable_fused_paths, _replace, convert
+from lpbnn.convert import Conversion, Filter, convert, disable_fused_paths, replace_modules
 from lpbnn.layers import SUPPORTED
 from lpbnn.members import gather, spread_tree
 from lpbnn.model import Model, Pass, Terms, as_call, batch_size, total
+from lpbnn.wrapper import Wrapper
 
 RATE = 0.1  # of inserted dropout, unless another is given
 ALPHA = 1.7580993408473766  # minus the value at which SELU saturates: what alpha dropout puts in
@@ -86,7 +87,7 @@ class Streams:
         return torch.stack(drawn) >= rate
 
 
-class KeptDropout(nn.Module):
+class KeptDropout(Wrapper):
     """A dropout layer that is on in evaluation too.
 
     Example:
@@ -96,12 +97,11 @@ class KeptDropout(nn.Module):
     """
 
     def __init__(self, layer: nn.Module, rate: float | None = None) -> None:
-        super().__init__()
+        super().__init__(layer)
         kind = next((kind for kind in _FUNCTIONS if isinstance(layer, kind)), None)
         if kind is None:
             known = ", ".join(kind.__name__ for kind in _FUNCTIONS)
             raise TypeError(f"expected one of {known}; got {type(layer).__name__}.")
-        self.layer = layer
         self.p: float = layer.p if rate is None else rate  # type: ignore[assignment]
         self.function = _FUNCTIONS[kind]
         self.alpha = kind in (nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -110,10 +110,6 @@ class KeptDropout(nn.Module):
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
-
-    def restore(self) -> nn.Module:
-        """The layer as it was, with its own rate."""
-        return self.layer
 
     def forward(self, x: Tensor) -> Tensor:
         # Rows that do not belong to members evenly are none of ours: plain dropout suits them.
@@ -128,42 +124,25 @@ class KeptDropout(nn.Module):
         return (scale * torch.where(kept, rows, -ALPHA) + scale * ALPHA * self.p).flatten(0, 1)
 
 
-class DropBefore(nn.Module):
+class DropBefore(Wrapper):
     """Dropout in front of a layer; the layer keeps its weights.
 
     Example:
         >>> DropBefore(nn.Linear(3, 2), 0.1, "head")
         DropBefore(
+          (layer): Linear(in_features=3, out_features=2, bias=True)
           (dropout): KeptDropout(
             p=0.1
             (layer): Dropout(p=0.1, inplace=False)
           )
-          (layer): Linear(in_features=3, out_features=2, bias=True)
         )
     """
 
+    added = "dropout"
+
     def __init__(self, layer: nn.Module, rate: float, path: str = "") -> None:
-        super().__init__()
+        super().__init__(layer, path)
         self.dropout = KeptDropout(nn.Dropout(rate))
-        self.layer = layer
-        self.path = path
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("weight", "bias") and "layer" in self.__dict__.get("_modules", {}):
-            raise AttributeError(
-                f"the code around {self.path or 'this layer'!r} reads its .{name} directly, past its "
-                f"forward: dropout would be bypassed in silence. Leave the layer out with "
-                f"exclude={self.path or '...'!r}; the {name} itself is .layer.{name}."
-            )
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name.startswith("_") or "layer" not in self.__dict__.get("_modules", {}):
-                raise
-            return getattr(self.layer, name)  # in_features, stride, ... as code around it expects
-
-    def restore(self) -> nn.Module:
-        return self.layer
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return self.layer(self.dropout(x), *args, **kwargs)
@@ -224,8 +203,8 @@ def build(net: nn.Module, config: Config, **model_options: Any) -> Model:
     rate = config.rate
     if rate is None and not any(layer.p for layer in own.values()):
         rate = RATE  # slots that were left empty: passes must differ
-    _replace(net, {id(layer): KeptDropout(layer, rate) for layer in own.values()})
-    _disable_fused_paths(net, list(own))
+    replace_modules(net, {id(layer): KeptDropout(layer, rate) for layer in own.values()})
+    disable_fused_paths(net, list(own))
     return MCDropout(net, config.members, conversion, **model_options)
 
 

@@ -36,6 +36,7 @@ from lpbnn.convert import Conversion, Filter, convert
 from lpbnn.factors import at_least_float32, full_precision, kl_to_standard_normal
 from lpbnn.methods._rank_one import check_num_data
 from lpbnn.model import Model, Pass, Terms, as_call, batch_size, total, two_groups
+from lpbnn.wrapper import Wrapper
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Noise(NamedTuple):
     bias: Tensor | None
 
 
-class GaussianLayer(nn.Module):
+class GaussianLayer(Wrapper):
     """A layer whose weight and bias are the mean of a Gaussian, drawn anew in every call.
 
     Example:
@@ -76,6 +77,7 @@ class GaussianLayer(nn.Module):
         True
     """
 
+    added = "the posterior"
     bias_rho: nn.Parameter | None
 
     def __init__(
@@ -85,7 +87,6 @@ class GaussianLayer(nn.Module):
         std: float = 1e-3,
         prior_std: float | None = 1.0,
     ) -> None:
-        super().__init__()
         weight = layer._parameters.get("weight")
         if weight is None:
             raise ValueError(
@@ -93,8 +94,7 @@ class GaussianLayer(nn.Module):
                 f"weight or spectral norm), so there is none to put a posterior on. Leave it out with "
                 f"exclude={path or '...'!r}."
             )
-        self.layer = layer
-        self.path = path
+        super().__init__(layer, path)
         self.prior_std = math.sqrt(2 / weight[0].numel()) if prior_std is None else prior_std
         rho = std + math.log(-math.expm1(-std))  # softplus(rho) = std
         for name in ("weight", "bias"):
@@ -104,24 +104,6 @@ class GaussianLayer(nn.Module):
             self.register_parameter(f"{name}_rho", made)
         self._noise: Noise | None = None
         self._flip = False
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("weight", "bias") and "layer" in self.__dict__.get("_modules", {}):
-            raise AttributeError(
-                f"the code around {self.path or 'this layer'!r} reads its .{name} directly, past its "
-                f"forward: the posterior would be bypassed in silence. Leave the layer out with "
-                f"exclude={self.path or '...'!r}; the mean itself is .layer.{name}."
-            )
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name.startswith("_") or "layer" not in self.__dict__.get("_modules", {}):
-                raise
-            return getattr(self.layer, name)  # in_features, stride, ... as code around it expects
-
-    def restore(self) -> nn.Module:
-        """The layer itself: its weight and bias are the posterior mean."""
-        return self.layer
 
     def gaussians(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Mean and standard deviation of the weight and, where there is one, of the bias."""
@@ -188,6 +170,8 @@ def held(
 
 class MeanField(Model):
     """One network with a Gaussian over every weight of its converted layers (``conversion``)."""
+
+    in_rows = False
 
     def __init__(
         self, net: nn.Module, config: Config, conversion: Conversion, **options: Any

@@ -30,6 +30,7 @@ from lpbnn.convert import convert
 from lpbnn.layers import SUPPORTED, TRANSPOSED
 from lpbnn.members import gather, spread_tree
 from lpbnn.model import Model, Terms, as_call, batch_size, total
+from lpbnn.wrapper import Wrapper
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,17 +53,17 @@ class Config:
             )
 
 
-class _Wide(nn.Module):
+class _Wide(Wrapper):
     """A layer M times as wide on one side.
 
     Its channels on that side are ordered (group, member, channel), so that a convolution's groups hold.
     """
 
+    guarded = ()  # the wide weight is the layer's own
     side: str  # "in" or "out"
 
     def __init__(self, layer: nn.Module, members: int, scale: float = 1.0) -> None:
-        super().__init__()
-        self.layer = layer
+        super().__init__(layer)
         self.members = members
         linear = isinstance(layer, nn.Linear)
         self.channel = -1 if linear else 1
@@ -72,14 +73,6 @@ class _Wide(nn.Module):
         weight = self._parameter("weight").detach()
         copies = [weight, *(_shuffled(weight) for _ in range(members - 1))]
         self._set(_join(copies, self.axis, self.groups) * scale, members * self.width)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name.startswith("_") or "layer" not in self.__dict__.get("_modules", {}):
-                raise
-            return getattr(self.layer, name)  # weight, stride, ... as code around it expects
 
     @property
     def width(self) -> int:

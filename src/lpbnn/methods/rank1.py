@@ -29,6 +29,12 @@ class Config(RankOneConfig):
     prior_std: float = 0.1
     anneal: float = 2 / 3  # share of the epochs over which the KL grows to its full weight
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("std", "prior_std"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)!r}: expected a number above 0.")
+
 
 class RankOne(FastWeightEnsemble):
     """J members with Gaussian factors."""

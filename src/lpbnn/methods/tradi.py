@@ -119,6 +119,7 @@ class Tracked(Model):
     """
 
     stochastic = False
+    in_rows = False
     memory: Tensor
     ratios: Tensor
 
