@@ -11,7 +11,9 @@ SOURCE = Path(lpbnn.__file__).parent
 LEVELS = [
     {"members", "losses", "metrics", "backbones", "data"},
     {
+        "wrapper",
         "factors",
+        "latent",
         "layers",
         "attention",
         "convertible",
