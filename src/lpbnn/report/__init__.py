@@ -1,0 +1,32 @@
+"""The report: run folders in, a table in the terminal or one self-contained HTML page out.
+
+    from lpbnn.report import comparison, print_table, write_report
+
+    print_table(comparison(folders), console)
+    write_report(folders, Path("report.html"))
+
+==========  ========================================================================================
+runs        run folders, read; seeds gathered into groups
+tables      ``Table``: plain data, mean and spread, the best two marked
+quantities  the numbers that are not scores, with their units
+contents    which tables there are: comparison, diversity, uncertainty, cost
+terminal    a table in the terminal
+html        a table, and everything else, in HTML
+svg         matplotlib's drawings as SVG that follows the page's colours
+figures     the drawings of classification; ``regression``: those of regression
+panels      the parts of the page that are figures
+bars        the members' bars of one image
+pictures    images and maps as PNG
+gallery     single images and what every method says of them
+settings    how the runs were made
+sections    the parts of the page, each left out where it has no data
+page        ``write_report``; ``style.css`` is its look
+==========  ========================================================================================
+"""
+
+from lpbnn.report.contents import comparison
+from lpbnn.report.page import write_report
+from lpbnn.report.tables import PaperTable, Table
+from lpbnn.report.terminal import print_table
+
+__all__ = ["PaperTable", "Table", "comparison", "print_table", "write_report"]

@@ -1,0 +1,146 @@
+"""Which tables a report has: the comparison, diversity, uncertainty, cost."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from lpbnn.engine.rundir import RunDir
+from lpbnn.metrics.info import METRICS
+from lpbnn.report.quantities import COSTS, UNCERTAINTY
+from lpbnn.report.runs import BASELINE, Group, Run, by_data, counted, grouped, read_runs
+from lpbnn.report.tables import Cell, Column, PaperTable, Table, build
+
+TEST = ("miou", "accuracy", "nll", "rmse", "coverage", "ece", "brier")
+DETECTION = ("auroc", "aupr", "fpr95")
+DIVERSITY = ("ratio_error", "q_statistic", "correlation", "disagreement")
+ALL_SEVERITIES = [1, 2, 3, 4, 5]
+
+
+def comparison(
+    runs: Iterable[str | Path | RunDir | Run], reference: PaperTable | None = None
+) -> Table:
+    """Every method's metrics, seeds as mean and spread; the runs must be of one data set."""
+    found = read_runs(runs)
+    parts = by_data(found)
+    if len(parts) > 1:
+        held = ", ".join(f"{name} ({len(part)} runs)" for name, part in parts.items())
+        raise ValueError(
+            f"the runs are of several data sets: {held}; expected one, because their numbers do not "
+            "compare. Fix: compare one at a time, or write a report, which has a part for each."
+        )
+    return compare(grouped(found), reference)
+
+
+def compare(groups: Sequence[Group], reference: PaperTable | None = None) -> Table:
+    """The comparison of runs that are read and grouped already."""
+    columns = [Column(key, METRICS[key]) for key in TEST]
+    paths: dict[str, tuple[str, ...]] = {key: ("test", key) for key in TEST}
+    for name in measured_on(groups, "ood"):
+        for key in DETECTION:
+            columns.append(Column(f"{name}/{key}", METRICS[key], f"OOD: {name}"))
+            paths[f"{name}/{key}"] = ("ood", name, key)
+    origins = counted(run.origin for group in groups for run in group.runs if run.origin)
+    for key in ("ca", "ce"):
+        columns.append(Column(key, METRICS[key], "corrupted: " + " / ".join(o for o, _ in origins)))
+        paths[key] = ("corruption", key)
+    cells = {
+        group.label: {key: Cell.of(group.values(*path)) for key, path in paths.items()}
+        for group in groups
+    }
+    data = groups[0].runs[0].data
+    return build(
+        f"Comparison on {data.name}", columns, groups, cells, _corruption_notes(groups), reference
+    )
+
+
+def diversity(groups: Sequence[Group]) -> Table:
+    """How differently the members err, on the test images and on corrupted ones."""
+    columns, cells = [], {group.label: {} for group in groups}
+    for part, words in (("test", "test"), ("corrupted", "corrupted")):
+        for key in DIVERSITY:
+            columns.append(Column(f"{part}/{key}", METRICS[key], words))
+            for group in groups:
+                values = group.values("diversity", part, key)
+                cells[group.label][f"{part}/{key}"] = Cell.of(values)
+    several = [group for group in groups if any(c.values for c in cells[group.label].values())]
+    return build("Diversity of the members", columns, several, cells)
+
+
+def uncertainty(groups: Sequence[Group]) -> Table:
+    """Mean uncertainty and its two parts, on what was trained for and on what was not."""
+    columns, cells = [], {group.label: {} for group in groups}
+    for name in measured_on(groups, "uncertainty"):
+        for key, info in UNCERTAINTY.items():
+            part = name if name == "test" else f"OOD: {name}"
+            columns.append(Column(f"{name}/{key}", info, part, marked=False))
+            for group in groups:
+                values = group.values("uncertainty", name, key)
+                cells[group.label][f"{name}/{key}"] = Cell.of(values)
+    return build("Uncertainty and its parts", columns, groups, cells)
+
+
+def cost(groups: Sequence[Group]) -> Table:
+    """What a method costs, also relative to the plain network where that is among the rows."""
+    columns = [Column(key, info, marked=False) for key, info in COSTS.items()]
+    cells = {
+        group.label: {key: _measured(group.values(*key.split("/"))) for key in COSTS}
+        for group in groups
+    }
+    base = next((group for group in groups if group.method == BASELINE), None)
+    notes = _cost_notes(groups)
+    if base is not None and len(groups) > 1:
+        ours = {key: cell.mean for key, cell in cells[base.label].items()}
+        for numbers in cells.values():
+            for key, cell in numbers.items():
+                base_mean = ours[key]
+                if cell.mean is not None and base_mean:
+                    numbers[key] = replace(cell, relative=cell.mean / base_mean)
+        notes.append(f"×: relative to {base.label}.")
+    return build("Cost", columns, groups, cells, notes)
+
+
+def _measured(values: Iterable[float | None]) -> Cell:
+    """A zero says that the system does not tell."""
+    return Cell.of(value or None for value in values)
+
+
+def measured_on(groups: Sequence[Group], key: str) -> list[str]:
+    """The sets that any run was measured on."""
+    return list(dict.fromkeys(n for g in groups for r in g.runs for n in r.at(key) or {}))
+
+
+def _corruption_notes(groups: Sequence[Group]) -> list[str]:
+    """Whose corruptions, of how many images: numbers on different ones do not compare."""
+    found: dict[str, list[str]] = {}
+    for group in groups:
+        for run in group.runs:
+            if corruption := run.at("corruption"):
+                levels = [int(level) for level in corruption["severities"]]
+                text = f"{len(corruption['sets'])} corruptions ({run.origin}), severities "
+                text += ", ".join(map(str, levels)) if levels != ALL_SEVERITIES else "1 to 5"
+                text += f", {corruption['images']:,} images each"
+                found.setdefault(text, []).append(group.label)
+    if len(found) == 1:
+        return [f"cA and cE: {text}." for text in found]
+    return [f"cA and cE of {', '.join(dict.fromkeys(who))}: {text}." for text, who in found.items()]
+
+
+def _cost_notes(groups: Sequence[Group]) -> list[str]:
+    runs = [run for group in groups for run in group.runs if run.at("cost")]
+    devices = counted(run.at("cost", "device") for run in runs)
+    kinds = counted(run.at("cost", "memory") for run in runs)
+    notes = []
+    if devices:
+        caution = "; times on different devices do not compare" * (len(devices) > 1)
+        notes.append(f"Measured on {_listed(devices)}{caution}.")
+    if kinds:
+        shared = any("resident" in kind for kind, _ in kinds)
+        caution = ", with all that it held before: compare it only between processes" * shared
+        notes.append(f"Memory: {_listed(kinds)}{caution}.")
+    return notes
+
+
+def _listed(values: list[tuple[str, int]]) -> str:
+    if len(values) == 1:
+        return values[0][0]
+    return ", ".join(f"{value} ({n} runs)" for value, n in values)

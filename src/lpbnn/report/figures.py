@@ -1,0 +1,189 @@
+"""The diagrams of classification, each of one method or of all: numbers in, inline SVG out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from lpbnn.report.svg import INK, LINE, MUTED, colour, drawing
+
+FEW = 10  # examples of a bin: fewer say little, and their bar is pale
+SHARES = ((0, 0.5, 1), ("0", ".5", "1"))
+
+
+def reliability(
+    edges: np.ndarray, accuracy: np.ndarray, count: np.ndarray, index: int, label: str
+) -> str:
+    """Accuracy against confidence, bin by bin, and below it where the confidences lie."""
+    width = np.diff(edges)
+    with drawing(204, 204, f"Reliability diagram of {label}") as d:
+        axes = d.axes(26, 16, 170, 130)
+        for here, alpha in (((count > 0) & (count < FEW), 0.35), (count >= FEW, 1.0)):
+            left, wide, high = edges[:-1][here], width[here], accuracy[here]
+            axes.bar(
+                left, high, wide, align="edge", color=colour(index), alpha=0.5 * alpha, linewidth=0
+            )
+            axes.hlines(high, left, left + wide, color=colour(index), alpha=alpha, linewidth=2)
+        axes.plot([0, 1], [0, 1], color=INK, linewidth=0.9, dashes=(3, 3), zorder=4)
+        axes.set(xlim=(0, 1), ylim=(0, 1.01))
+        axes.set_xticks((0, 0.5, 1), ())
+        axes.set_yticks(*SHARES)
+        axes.text(0, 1.05, "accuracy", color=MUTED, va="bottom", ha="left")
+        below = d.axes(26, 154, 170, 22)
+        share = count / max(1, count.sum())
+        below.bar(edges[:-1], share, width, align="edge", color=MUTED, alpha=0.6, linewidth=0)
+        below.set(xlim=(0, 1), ylim=(0, max(share.max(), 1e-9)))
+        _confidence_axis(below)
+    return d.svg
+
+
+@dataclass(frozen=True)
+class Line:
+    """A method along severities: mean and spread over its seeds."""
+
+    label: str
+    index: int
+    x: np.ndarray
+    mean: np.ndarray
+    std: np.ndarray
+    """NaN where there is one run only."""
+    trained: bool = True
+    """Whether it trained to its end: a diverged one does not decide what range is shown."""
+
+
+def severities(lines: Sequence[Line], what: str, percent: bool) -> str:
+    """A metric against the severity of the corruption, every line named at its end."""
+    factor = 100 if percent else 1
+    names = [line.label if len(line.label) < 30 else f"{line.label[:28]}…" for line in lines]
+    beside = 30 + 5.8 * max(map(len, names))
+    height = max(240, 14 * len(lines) + 70)
+    with drawing(440, height, f"{what} against the severity of the corruption") as d:
+        axes = d.axes(34, 18, 406 - beside, height - 58)
+        for line in lines:
+            low, high = (line.mean - line.std) * factor, (line.mean + line.std) * factor
+            axes.fill_between(line.x, low, high, color=colour(line.index), alpha=0.13, linewidth=0)
+        for line in lines:
+            shown = {
+                "color": colour(line.index),
+                "linewidth": 1.8,
+                "marker": "o",
+                "markersize": 3.2,
+            }
+            axes.plot(line.x, line.mean * factor, **shown)
+        ticks = sorted({float(x) for line in lines for x in line.x})
+        axes.set_xticks(ticks, ["clean" if t == 0 else f"{t:g}" for t in ticks])
+        axes.set_xlabel("severity", labelpad=2)
+        axes.text(0, 1.03, what, transform=axes.transAxes, color=MUTED, va="bottom")
+        axes.grid(axis="y", color=LINE, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.margins(x=0.02)
+        axes.set_ylim(*_range(lines, factor, percent))
+        _name_ends(axes, lines, names, factor)
+    return d.svg
+
+
+def confidences(
+    edges: np.ndarray, inside: np.ndarray, outside: np.ndarray, index: int, label: str
+) -> str:
+    """Where the confidences lie: filled for the test images, a line for what was never seen."""
+    with drawing(204, 118, f"Confidences of {label}") as d:
+        axes = d.axes(6, 4, 190, 86)
+        merged = (
+            2 if len(inside) % 2 == 0 else 1
+        )  # fifty bins are more than a small figure can show
+        share = [c.reshape(-1, merged).sum(1) / max(1, c.sum()) for c in (inside, outside)]
+        axes.stairs(share[0], edges[::merged], fill=True, color=colour(index), alpha=0.7)
+        axes.stairs(share[1], edges[::merged], color=INK, linewidth=1.4)
+        axes.set(xlim=(0, 1), ylim=(0, 1.03 * max(part.max() for part in share)))
+        _confidence_axis(axes)
+    return d.svg
+
+
+def posterior(mean: np.ndarray, std: np.ndarray, index: int, label: str) -> str:
+    """Some inputs of a layer: each member's factor (J, m), and how far a draw lies from it."""
+    number, inputs = mean.shape
+    with drawing(440, 250, f"Factors of the members of {label}") as d:
+        axes = d.axes(34, 18, 398, 196)
+        for place in range(0, inputs, 2):
+            axes.axvspan(place - 0.5, place + 0.5, color=LINE, alpha=0.45, linewidth=0)
+        for member in range(number):
+            x = np.arange(inputs) + (member - (number - 1) / 2) * 0.7 / number
+            low, high = mean[member] - std[member], mean[member] + std[member]
+            axes.vlines(x, low, high, color=colour(index), alpha=0.45, linewidth=2)
+            axes.plot(x, mean[member], ".", color=colour(index), markersize=5)
+        axes.axhline(1, color=MUTED, linewidth=0.9, dashes=(3, 3), zorder=0)
+        axes.set_xlim(-0.7, inputs - 0.3)
+        axes.set_xticks(())
+        axes.locator_params(axis="y", nbins=5)
+        axes.set_xlabel("inputs of the layer", labelpad=6)
+        axes.text(0, 1.03, "factor r̂", transform=axes.transAxes, color=MUTED, va="bottom")
+    return d.svg
+
+
+def _confidence_axis(axes: Axes) -> None:
+    axes.set_xticks(*SHARES)
+    axes.set_yticks(())
+    axes.spines["left"].set_visible(False)
+    axes.set_xlabel("confidence", labelpad=0)
+
+
+def _range(lines: Sequence[Line], factor: float, percent: bool) -> tuple[float, float]:
+    """All that trained, with some air, and no further than the numbers can go."""
+    deciding = [line for line in lines if line.trained] or lines
+    low = min(float(np.nanmin(line.mean)) for line in deciding) * factor
+    high = max(float(np.nanmax(line.mean)) for line in deciding) * factor
+    air = 0.06 * max(high - low, 0.01 * factor)
+    if percent:
+        return max(0, low - air), min(101, high + air)
+    return 0, high + air
+
+
+def _name_ends(axes: Axes, lines: Sequence[Line], names: Sequence[str], factor: float) -> None:
+    """Names to the right of the lines' ends, pushed apart, each with a thread to its line."""
+    low, high = map(float, axes.get_ylim())
+    left, right = axes.get_xlim()
+    box = axes.get_window_extent()
+    up, across = (high - low) / box.height, (right - left) / box.width
+    ends = [float(line.mean[-1]) * factor for line in lines]
+    within = [min(max(end, low), high) for end in ends]
+    for line, name, end, seen, place in zip(
+        lines, names, ends, within, spread(within, 13 * up, low + 7 * up, high), strict=True
+    ):
+        beyond = " ↓" * (end < low) + " ↑" * (end > high)
+        xs = [line.x[-1] + 4 * across, right + 6 * across, right + 13 * across]
+        thread = {"color": colour(line.index), "linewidth": 1, "alpha": 0.8, "clip_on": False}
+        axes.plot(xs, [seen, place, place], **thread)
+        axes.text(right + 17 * across, place, name + beyond, va="center", ha="left", clip_on=False)
+
+
+def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """The same places at least ``gap`` apart, moved as little as their order and bounds allow.
+
+    >>> spread([5.0, 5.0, 1.0], gap=1.0, low=0.0, high=10.0)
+    [4.5, 5.5, 1.0]
+    >>> spread([10.0, 10.0], gap=1.0, low=0.0, high=10.0)
+    [9.0, 10.0]
+    """
+    order = sorted(range(len(places)), key=lambda i: places[i])
+    gap = min(gap, (high - low) / max(1, len(places) - 1))
+    blocks: list[tuple[float, int]] = []  # (centre, number of names): neighbours that touch merge
+    for i in order:
+        blocks.append((places[i], 1))
+        while True:
+            centre, number = blocks[-1]
+            half = (number - 1) * gap / 2
+            blocks[-1] = (min(max(centre, low + half), high - half), number)
+            if len(blocks) < 2:
+                break
+            (before, fewer), (centre, number) = blocks[-2:]
+            if centre - before >= (fewer + number) * gap / 2 - 1e-12:
+                break
+            total = fewer + number
+            blocks[-2:] = [((before * fewer + centre * number) / total, total)]
+    found = [0.0] * len(places)
+    ranked = iter(order)
+    for centre, number in blocks:
+        for step in range(number):
+            found[next(ranked)] = centre + (step - (number - 1) / 2) * gap
+    return found

@@ -1,0 +1,125 @@
+"""One self-contained page: no script, no request, light and dark, wide and narrow."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from importlib import metadata, resources
+from pathlib import Path
+
+from lpbnn.engine.files import write_atomic
+from lpbnn.engine.rundir import RunDir
+from lpbnn.report.html import esc
+from lpbnn.report.runs import Group, Run, by_data, grouped, read_runs
+from lpbnn.report.sections import Section, sections
+from lpbnn.report.tables import PaperTable
+
+# Whatever a run's names contain, the browser loads nothing and runs nothing.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+PAGE = """\
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<link rel="icon" href="data:,">
+<title>{title}</title>
+<style>
+{style}</style>
+</head>
+<body>
+<header>
+<h1>{title}</h1>
+<p class="lead">{lead}</p>
+<nav aria-label="Parts of this report">{nav}</nav>
+</header>
+<main>
+{main}
+</main>
+<footer>Made by lpbnn {version} from {count}.</footer>
+</body>
+</html>
+"""
+
+
+def write_report(
+    runs: Iterable[str | Path | RunDir | Run],
+    out: str | Path,
+    title: str | None = None,
+    reference: PaperTable | None = None,
+) -> Path:
+    """Write the page about ``runs`` to ``out``, whose folder is made where it is missing.
+
+    Runs of several data sets get a part each. ``reference`` puts published numbers beside ours.
+    """
+    target = Path(out)
+    text = page(read_runs(runs), title, reference)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(target, text.encode())
+    return target
+
+
+def page(runs: Sequence[Run], title: str | None = None, reference: PaperTable | None = None) -> str:
+    """The page as text; the same runs give the same text."""
+    colours: dict[str, int] = {}
+    chapters = {data: _coloured(grouped(part), colours) for data, part in by_data(runs).items()}
+    several = len(chapters) > 1
+    main, nav = [], []
+    for number, (data, groups) in enumerate(chapters.items()):
+        prefix = f"d{number}-" if several else ""
+        found = sections(groups, reference)
+        if several:
+            main.append(f"<h2 class='chapter'>{esc(data)}</h2><p class='lead'>{_lead(groups)}</p>")
+        main += [_section(section, prefix) for section in found]
+        links = "".join(f'<a href="#{prefix}{s.name}">{esc(s.title)}</a>' for s in found)
+        nav.append(f"<span>{f'<b>{esc(data)}</b>' * several}{links}</span>")
+    first = next(iter(chapters))
+    lead = _lead(chapters[first]) if not several else f"{len(chapters)} data sets."
+    return PAGE.format(
+        policy=POLICY,
+        title=esc(title or f"Uncertainty on {' and '.join(chapters)}"),
+        style=style(),
+        lead=lead,
+        nav="".join(nav),
+        main="\n".join(main),
+        version=esc(_version()),
+        count=_plural(len(runs), "run"),
+    )
+
+
+def style() -> str:
+    """The style sheet, which says what every colour is."""
+    return resources.files("lpbnn.report").joinpath("style.css").read_text("utf-8")
+
+
+def _coloured(groups: Sequence[Group], colours: dict[str, int]) -> list[Group]:
+    """One colour per method over the whole page."""
+    return [replace(g, index=colours.setdefault(g.label, len(colours))) for g in groups]
+
+
+def _lead(groups: Sequence[Group]) -> str:
+    """What was compared, in a sentence or two."""
+    runs = [run for group in groups for run in group.runs]
+    info = runs[0].data
+    networks = ", ".join(dict.fromkeys(str(run.settings["backbone"]) for run in runs))
+    counts = f"{_plural(len(groups), 'method')}, {_plural(len(runs), 'run')}"
+    diverged = sum(run.diverged is not None for run in runs)
+    failed = f" {_plural(diverged, 'run')} diverged." if diverged else ""
+    what = f"{info.name} ({info.description})" if info.description else info.name
+    return esc(f"{counts} of {networks} on {what}.{failed}")
+
+
+def _plural(number: int, word: str) -> str:
+    return f"{number} {word}{'s' * (number != 1)}"
+
+
+def _section(section: Section, prefix: str) -> str:
+    where = esc(prefix + section.name)
+    return f'<section id="{where}"><h2>{esc(section.title)}</h2>{section.body}</section>'
+
+
+def _version() -> str:
+    try:
+        return metadata.version("lpbnn")
+    except metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,190 @@
+"""The parts of the page that are figures: small ones, a panel per method, and two charts."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from lpbnn.metrics.info import METRICS
+from lpbnn.report import contents, figures, html, pictures, regression
+from lpbnn.report.regression import Predicted
+from lpbnn.report.runs import Group, Run
+from lpbnn.report.tables import Cell
+
+SHOWN_INPUTS = 20
+
+
+def calibration(groups: Sequence[Group]) -> str:
+    """Reliability diagrams."""
+    names = ("reliability/edges", "reliability/accuracy", "reliability/count")
+    drawn = {
+        group.label: figures.reliability(*_pooled(runs), group.index, group.label)
+        for group in groups
+        if (runs := group.with_arrays(*names))
+    }
+    return html.said(
+        "A calibrated network's bars end on the dashed line: where they end below it, the network is "
+        "surer than it is right, above it, right more often than it says. Pale bars hold fewer than "
+        f"{figures.FEW} examples; the strip below shows where the confidences lie.",
+        _panels(groups, drawn, "ece"),
+    )
+
+
+def corruption(groups: Sequence[Group]) -> str:
+    """Accuracy and ECE against severity."""
+    charts = []
+    for key, percent in (("accuracy", True), ("ece", False)):
+        lines = [line for group in groups if (line := _line(group, key)) is not None]
+        if not lines:
+            return ""
+        info = METRICS[key]
+        title = f"{info.title}{f', {info.unit}' * bool(info.unit)} {info.arrow}"
+        charts.append(html.chart(figures.severities(lines, title, percent)))
+    return html.said(
+        "The stronger the corruption, the less accurate every network is; one that knows it keeps "
+        "its calibration error low to the right. Means over the corruptions; bands are one standard "
+        "deviation over seeds; “clean” is the whole test set.",
+        html.panels(charts, "charts"),
+    )
+
+
+def detection(groups: Sequence[Group]) -> str:
+    """Confidences on the test images and on each out-of-distribution set."""
+    body = ""
+    for name in contents.measured_on(groups, "ood"):
+        wanted = ("histogram/edges", "histogram/test", f"histogram/ood/{name}")
+        drawn = {}
+        for group in groups:
+            if runs := group.with_arrays(*wanted):
+                edges = runs[0].arrays["histogram/edges"]
+                inside, outside = (
+                    np.sum([run.arrays[key] for run in runs], 0) for key in wanted[1:]
+                )
+                drawn[group.label] = figures.confidences(
+                    edges, inside, outside, group.index, group.label
+                )
+        body += html.said(
+            "The less the two overlap, the better: <span class='swatch'></span> filled is the test "
+            f"set, <span class='stroke'></span> the line is {html.esc(name)}, which no network was "
+            "trained on; confidence is the largest class probability.",
+            _panels(groups, drawn, "auroc", "ood", name),
+        )
+    return body
+
+
+def predictions(groups: Sequence[Group]) -> str:
+    """Regression: the curve where there is one input, otherwise predictions against targets."""
+    found = _predicted(groups)
+    if not found:
+        return ""
+    if any(test.x is None for _, test in found):
+        drawn = {g.label: regression.parity(test, g.index, g.label) for g, test in found}
+        return html.said(
+            "Points on the dashed line are right; nearly all 95 % intervals should reach it.",
+            _panels(groups, drawn, "rmse"),
+        )
+    outside = {g.label: _outside(g.shown) for g, _ in found}
+    targets = [part.targets for g, test in found for part in (test, *outside[g.label])]
+    low, high = float(np.concatenate(targets).min()), float(np.concatenate(targets).max())
+    limits = (low - 0.25 * (high - low), high + 0.25 * (high - low))
+    drawn = {
+        g.label: regression.curve(test, outside[g.label], limits, g.index, g.label)
+        for g, test in found
+    }
+    return html.said(
+        "The bands should widen outside the dashed lines, where there was no training data: pale is "
+        "the 95 % interval, darker the part of it that the members disagree about.",
+        _panels(groups, drawn, "nll", kind="wide"),
+    )
+
+
+def intervals(groups: Sequence[Group]) -> str:
+    """Regression: are the intervals as wide as they should be?"""
+    found = _predicted(groups)
+    drawn = {g.label: regression.intervals(test, g.index, g.label) for g, test in found}
+    return html.said(
+        "Above the dashed line the intervals are wider than they need be, below it too narrow; they "
+        "are those of a Gaussian with the predicted spread.",
+        _panels(groups, drawn, "coverage"),
+    )
+
+
+def posterior(groups: Sequence[Group]) -> str:
+    """One layer's fast weights under the learned posterior: their correlation, their spread."""
+    having = [group for group in groups if "posterior/correlation" in group.shown.arrays]
+    return html.said(
+        "Left, blocks are inputs whose factors r̂ vary together, which a mean-field posterior cannot "
+        "say: <span class='key plus'></span> together, <span class='key minus'></span> opposed, clear "
+        "where unrelated (first member; inputs ordered by similarity). Right, some of these inputs: "
+        "dots apart are members that differ, bars are one standard deviation of a draw.",
+        "".join(map(_posterior, having)),
+    )
+
+
+def _posterior(group: Group) -> str:
+    arrays = group.shown.arrays
+    matrix, mean, std = (arrays[f"posterior/{key}"] for key in ("correlation", "mean", "std"))
+    order = pictures.similar_first(matrix)
+    some = order[np.linspace(0, len(order) - 1, min(SHOWN_INPUTS, len(order))).round().astype(int)]
+    layer = str(arrays["posterior/layer"])
+    facts = f"<code>{html.esc(layer)}</code>, {len(matrix)} inputs; deviation of a draw "
+    facts += f"{float(std.mean()):.3f}"
+    if len(mean) > 1:
+        facts += f", between members {float(mean.std(0, ddof=1).mean()):.3f}"
+    picture = pictures.data_uri(pictures.correlation(matrix[order][:, order]))
+    image = html.image(picture, f"correlation matrix of {layer}", pixelated=True, width=250)
+    chart = figures.posterior(mean[:, some], std[:, some], group.index, group.label)
+    return (
+        f'<p class="facts">{html.name(group.label, group.index)} {facts}</p>'
+        f'<div class="posterior"><div class="matrix">{image}</div>{html.chart(chart)}</div>'
+    )
+
+
+def _panels(
+    groups: Sequence[Group], drawn: Mapping[str, str], key: str, *where: str, kind: str = "small"
+) -> str:
+    """A panel per method with its number; a method that has none is named below."""
+    if not drawn:
+        return ""
+    parts, missing = [], []
+    for group in groups:
+        if group.label in drawn:
+            cell = Cell.of(group.values(*(where or ("test",)), key))
+            number = f"{METRICS[key].title} {cell.text(METRICS[key])[0]}"
+            parts.append(html.panel(group.label, group.index, drawn[group.label], number))
+        else:
+            missing.append(f"{group.label} ({'diverged' if group.diverged else 'not measured'})")
+    note = f"Not shown: {', '.join(missing)}." if missing else ""
+    return html.panels(parts, kind) + (f'<p class="warning">{html.esc(note)}</p>' if note else "")
+
+
+def _pooled(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Edges, accuracies and counts of several seeds as one diagram."""
+    counts = np.stack([run.arrays["reliability/count"] for run in runs])
+    right = np.nan_to_num(np.stack([run.arrays["reliability/accuracy"] for run in runs])) * counts
+    total = counts.sum(0)
+    return runs[0].arrays["reliability/edges"], right.sum(0) / np.maximum(total, 1), total
+
+
+def _line(group: Group, key: str) -> figures.Line | None:
+    """A metric along severities; 0 is the clean test set."""
+    levels = sorted(
+        {int(n) for run in group.runs for n in run.at("corruption", "severities") or {}}
+    )
+    if not levels:
+        return None
+    cells = [Cell.of(group.values("test", key))]
+    cells += [Cell.of(group.values("corruption", "severities", str(n), key)) for n in levels]
+    mean = np.array([np.nan if cell.mean is None else cell.mean for cell in cells])
+    std = np.array([np.nan if cell.std is None else cell.std for cell in cells])
+    trained = len(group.diverged) == 0
+    return figures.Line(group.label, group.index, np.array([0, *levels]), mean, std, trained)
+
+
+def _predicted(groups: Sequence[Group]) -> list[tuple[Group, Predicted]]:
+    found = ((group, Predicted.of(group.shown.arrays, "test")) for group in groups)
+    return [(group, test) for group, test in found if test is not None]
+
+
+def _outside(run: Run) -> list[Predicted]:
+    found = (Predicted.of(run.arrays, f"ood/{name}") for name in run.at("ood") or {})
+    return [part for part in found if part is not None]

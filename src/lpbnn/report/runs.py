@@ -1,0 +1,239 @@
+"""Run folders as the report sees them: read once, seeds gathered into groups, one colour each."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lpbnn import methods
+from lpbnn.engine.build import DataInfo
+from lpbnn.engine.files import RunError, read_json
+from lpbnn.engine.rundir import ENVIRONMENT, PREDICTIONS, RunDir
+
+KNOWN_FORMAT = 1  # of results.json
+BASELINE = "mcp"  # the plain network: what costs are relative to
+# What may differ between the seeds of one row: where and how fast a run went, not what it is.
+INCIDENTAL = {
+    "seed",
+    "data_root",
+    *("device", "devices", "nodes", "strategy", "compile"),
+    *("progress", "tensorboard", "checkpoint_every", "validate_every"),
+    *("evaluate.batch_size", "evaluate.chunk", "evaluate.examples"),
+    *("evaluate.corruption_root", "evaluate.frost"),  # the results say which they were
+    "method_options.num_data",
+}
+
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A finished run."""
+
+    path: Path
+    method: str
+    seed: int
+    settings: Settings
+    """The config, flat: ``optim.lr``, ``method_options.members``."""
+    results: Mapping[str, Any]
+    data: DataInfo
+    sessions: Sequence[Mapping[str, Any]]
+
+    @classmethod
+    def read(cls, folder: "str | Path | RunDir | Run") -> "Run":
+        """From its folder; a ``RunError`` says what is wrong with one that cannot be read."""
+        if isinstance(folder, Run):
+            return folder
+        source = folder if isinstance(folder, RunDir) else RunDir(folder)
+        results = source.results()
+        if results.get("format") != KNOWN_FORMAT:
+            raise RunError(
+                f"{source.path} holds results of format {results.get('format')!r}; this version of "
+                f"lpbnn reads format {KNOWN_FORMAT}. Fix: use the version that made it, or evaluate "
+                "the run again with this one."
+            )
+        config = source.config().to_data()
+        environment = source / ENVIRONMENT
+        sessions = read_json(environment)["sessions"] if environment.exists() else []
+        return cls(
+            path=source.path,
+            method=config["method"],
+            seed=config["seed"],
+            settings=flat(config),
+            results=results,
+            data=source.data(),
+            sessions=sessions,
+        )
+
+    @cached_property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What figures are made of; empty for a run that has none."""
+        source = RunDir(self.path)
+        return source.arrays() if (source / PREDICTIONS).exists() else {}
+
+    @property
+    def diverged(self) -> int | None:
+        """The epoch in which the loss stopped being finite, from 1."""
+        return self.results["train"]["diverged"]
+
+    @property
+    def origin(self) -> str:
+        """Whose corruptions it met: "official", or "generated, procedural frost"; "" for none."""
+        found = self.at("corruption")
+        if not found:
+            return ""
+        return f"{found['origin']}, {found['frost']} frost" if found["frost"] else found["origin"]
+
+    def at(self, *keys: str) -> Any:
+        """A number of the results by its path; None where it was not measured."""
+        value: Any = self.results
+        for key in keys:
+            if not isinstance(value, Mapping):
+                return None
+            value = value.get(key)
+        return value
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """The runs of one row: the same method and settings, several seeds."""
+
+    label: str
+    method: str
+    runs: tuple[Run, ...]
+    index: int
+    """Its place among the groups, which decides its colour everywhere."""
+    settings: Settings
+
+    @property
+    def shown(self) -> Run:
+        """The run whose single images are shown: the first that trained to its end, if any did."""
+        return next((run for run in self.runs if run.diverged is None), self.runs[0])
+
+    @property
+    def diverged(self) -> list[int]:
+        """The epochs in which runs of this group diverged."""
+        return [run.diverged for run in self.runs if run.diverged is not None]
+
+    def values(self, *keys: str) -> list[Any]:
+        """A number of every run; None where one has it not."""
+        return [run.at(*keys) for run in self.runs]
+
+    def with_arrays(self, *names: str) -> list[Run]:
+        """The runs that have all these arrays."""
+        return [run for run in self.runs if all(name in run.arrays for name in names)]
+
+
+def read_runs(runs: Iterable["str | Path | RunDir | Run"]) -> list[Run]:
+    """All of them, or a ``ValueError`` where there are none."""
+    found = [Run.read(run) for run in runs]
+    if not found:
+        raise ValueError("no run was given; expected the folders of one or more finished runs.")
+    return found
+
+
+def by_data(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """The runs of each data set: numbers compare within one only."""
+    parts: dict[str, list[Run]] = {}
+    for run in runs:
+        parts.setdefault(run.data.name, []).append(run)
+    return parts
+
+
+def grouped(runs: Iterable[Run]) -> list[Group]:
+    """Runs that differ in nothing but their seed together, in the order of their first ones."""
+    parts: dict[str, dict[str, list[Run]]] = {}
+    for run in runs:
+        alike = parts.setdefault(repr(sorted(essential(run.settings).items())), {})
+        # Official and generated corruptions are never averaged; a run without any joins its seeds.
+        origin = run.origin or next(iter(alike), "")
+        if origin and "" in alike:
+            alike[origin] = alike.pop("")
+        alike.setdefault(origin, []).append(run)
+    found = [
+        ({**runs[0].settings, "corruptions": origin}, runs)
+        for alike in parts.values()
+        for origin, runs in alike.items()
+    ]
+    groups = []
+    for index, (settings, members) in enumerate(found):
+        method = members[0].method
+        rivals = [other for other, _ in found if other["method"] == method]
+        telling = described(settings, varying(rivals))
+        label = f"{title(method)} ({telling})" if telling else title(method)
+        groups.append(Group(label, method, tuple(members), index, settings))
+    return groups
+
+
+def title(method: str) -> str:
+    """A method's name as its file writes it; the name itself where there is no such file.
+
+    >>> title("lpbnn"), title("my-own")
+    ('LP-BNN', 'my-own')
+    """
+    try:
+        return methods.describe(method).partition(":")[0] or method
+    except (ValueError, ImportError):
+        return method
+
+
+def flat(data: Mapping[str, Any], prefix: str = "") -> Settings:
+    """Nested settings with dotted names.
+
+    >>> flat({"optim": {"lr": 0.1}, "epochs": 3})
+    {'optim.lr': 0.1, 'epochs': 3}
+    """
+    found: Settings = {}
+    for key, value in data.items():
+        found |= (
+            flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        )
+    return found
+
+
+def essential(settings: Settings) -> Settings:
+    """What makes a run what it is, without what may differ between seeds."""
+    return {key: value for key, value in settings.items() if key not in INCIDENTAL}
+
+
+def varying(settings: Sequence[Settings]) -> list[str]:
+    """The names whose values differ."""
+    names = dict.fromkeys(name for one in settings for name in essential(one))
+    return [n for n in names if any(one.get(n) != settings[0].get(n) for one in settings)]
+
+
+def described(settings: Settings, names: Iterable[str]) -> str:
+    """Some settings in words; an option that was not given had its default.
+
+    >>> described(
+    ...     {"optim.lr": 0.1, "method_options.members": 8}, ["optim.lr", "method_options.members"]
+    ... )
+    'lr=0.1, members=8'
+    """
+    return ", ".join(f"{n.rpartition('.')[2]}={plain(settings.get(n, 'default'))}" for n in names)
+
+
+def plain(value: Any) -> str:
+    """A setting as one would say it.
+
+    >>> plain(1e-4), plain([80, 160]), plain(True), plain(1)
+    ('0.0001', '80 160', 'yes', '1')
+    """
+    if isinstance(value, list | tuple):
+        return " ".join(map(plain, value)) or "none"
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def counted(values: Iterable[Any], write: Callable[[Any], str] = str) -> list[tuple[str, int]]:
+    """Each different value and how often it occurs, in the order of first occurrence.
+
+    >>> counted(["cpu", "cuda", "cpu"])
+    [('cpu', 2), ('cuda', 1)]
+    """
+    return list(Counter(map(write, values)).items())

@@ -1,0 +1,138 @@
+"""How the runs were made: settings, environment, data, commands."""
+
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from lpbnn.report.html import definitions, esc, name, scroll
+from lpbnn.report.runs import Group, Run, counted, described, essential, plain, varying
+
+OPTIONS = "method_options."
+PYTHON = """\
+from lpbnn.engine.run import run
+from lpbnn.engine.rundir import RunDir
+
+run(RunDir("{folder}").config(), "{folder}-again")"""
+
+
+def differences(groups: Sequence[Group]) -> str:
+    """What each row was trained with: its options, and whatever else is not the same for all."""
+    telling = [
+        key
+        for key in varying([g.settings for g in groups])
+        if key not in ("method", "corruptions") and not key.startswith(OPTIONS)
+    ]
+    titles = ("Method", "Seeds", "Members", "Options given", *telling)
+    heads = "".join(f'<th scope="col" class="text">{esc(text)}</th>' for text in titles)
+    rows = ""
+    for group in groups:
+        options = [key for key in essential(group.settings) if key.startswith(OPTIONS)]
+        cells = [
+            ", ".join(str(run.seed) for run in group.runs),
+            _counted(group.values("cost", "members")) or "–",
+            described(group.settings, options) or "none",
+            *(plain(group.settings.get(key)) for key in telling),
+        ]
+        texts = "".join(f'<td class="text">{esc(text)}</td>' for text in cells)
+        first = name(group.label, group.index)
+        rows += f'<tr><th scope="row" class="first">{first}</th>{texts}</tr>'
+    made = f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+    return scroll(made, "Settings of each method")
+
+
+def shared(groups: Sequence[Group]) -> str:
+    """What is the same for all, folded away."""
+    different = varying([g.settings for g in groups])
+    same = {
+        key: value
+        for key, value in essential(groups[0].settings).items()
+        if key not in different
+        and not key.startswith(OPTIONS)
+        and key not in ("method", "corruptions")
+    }
+    pairs = [(esc(key), esc(plain(value))) for key, value in same.items()]
+    return f"<details><summary>The same for all</summary>{definitions(pairs, 'facts')}</details>"
+
+
+def environment(runs: Sequence[Run]) -> str:
+    """Versions, device and commit; several values with the number of their runs."""
+    last = [run.sessions[-1] for run in runs if run.sessions]
+    if not last:
+        return ""
+    names = dict.fromkeys(package for one in last for package in one.get("versions", {}))
+    facts: list[tuple[str, str]] = [
+        ("device", _counted(_of(last, "device"))),
+        ("system", _counted(_of(last, "platform"))),
+        ("commit", _counted(map(_commit, last))),
+        ("Python", _counted(_of(last, "python"))),
+        *(
+            (package, _counted(one.get("versions", {}).get(package) for one in last))
+            for package in names
+        ),
+        ("CUDA", _counted(_of(last, "cuda"))),
+        ("processes", _counted(_of(last, "processes"))),
+    ]
+    return definitions([(esc(key), esc(value)) for key, value in facts if value], "facts")
+
+
+def data(runs: Sequence[Run]) -> str:
+    """Where the examples come from, how many there are, and whose corruptions they met."""
+    info = runs[0].data
+    sizes = ", ".join(f"{key.replace('ood/', 'OOD ')} {size:,}" for key, size in info.sizes.items())
+    origin = _counted(
+        run.origin.replace("pictures frost", "the published frost pictures")
+        for run in runs
+        if run.origin
+    )
+    facts = [
+        ("data set", f"{info.name}: {info.description}" if info.description else info.name),
+        ("source", _counted(map(_source, runs))),
+        ("examples", sizes),
+        ("corruptions", origin),
+    ]
+    return definitions([(esc(key), esc(value)) for key, value in facts if value], "facts")
+
+
+def commands(runs: Sequence[Run]) -> str:
+    """What was typed, and how to repeat any run from its folder."""
+    typed = counted(
+        (run.sessions[0].get("command") or () for run in runs if run.sessions), shlex.join
+    )
+    lines = [f"{esc(text)}{f'  <i># {n} runs</i>' if n > 1 else ''}" for text, n in typed if text]
+    shown = f"<pre>{chr(10).join(lines)}</pre>" if lines else ""
+    folder = PurePath(runs[0].path).name
+    again = esc(PYTHON.format(folder=folder.replace("\\", "\\\\").replace('"', '\\"')))
+    return (
+        f"<p>As they were started:</p>{shown}"
+        * bool(shown)
+        + "<p>Every run folder holds its whole config; this trains one again, to the same weights on "
+        f"the same machine:</p><pre>{again}</pre>"
+    )
+
+
+def folders(runs: Sequence[Run]) -> str:
+    """The names of the run folders, so that a number can be traced to its run."""
+    return esc(", ".join(PurePath(run.path).name for run in runs))
+
+
+def _of(sessions: Iterable[Any], key: str) -> list[Any]:
+    return [session.get(key) for session in sessions]
+
+
+def _commit(session: Any) -> str | None:
+    commit = session.get("commit")
+    return commit and commit[:12] + " with changes" * bool(session.get("dirty"))
+
+
+def _source(run: Run) -> str:
+    """A path is somebody's own: its last part is enough."""
+    source = str(run.results.get("source") or run.data.source)
+    return source if source in ("embedded", "generated") else f"files in {PurePath(source).name}"
+
+
+def _counted(values: Iterable[Any], write: Callable[[Any], str] = str) -> str:
+    found = counted((value for value in values if value not in (None, "")), write)
+    if len(found) == 1:
+        return found[0][0]
+    return ", ".join(f"{text} ({n} runs)" for text, n in found)

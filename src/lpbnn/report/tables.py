@@ -1,0 +1,229 @@
+"""Tables as plain data: what was measured, mean and spread over seeds, the best two marked.
+
+One ``Table`` feeds the terminal (``lpbnn.report.terminal``) and the page (``lpbnn.report.html``).
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from lpbnn.metrics.info import MetricInfo
+from lpbnn.report.quantities import Quantity
+from lpbnn.report.runs import Group
+
+Mark = Literal["", "best", "second"]
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """Published numbers to stand beside ours: ``rows[method or label][metric]``, shares in [0, 1].
+
+    A metric is named as a column is (``"svhn/auroc"``) or, for any set, by its key (``"auroc"``).
+    """
+
+    source: str
+    rows: Mapping[str, Mapping[str, float]]
+
+    def value(self, row: "Row", column: "Column") -> float | None:
+        """The published number of a cell, or None."""
+        numbers = self.rows.get(row.label, self.rows.get(row.method, {}))
+        return numbers.get(column.key, numbers.get(column.info.key))
+
+
+@dataclass(frozen=True)
+class Column:
+    """One metric, of one set where there are several (``part``)."""
+
+    key: str
+    info: MetricInfo
+    part: str = ""
+    marked: bool = True
+    """Whether the best values are to be told apart."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What the runs of a row gave; runs without the number are not among ``values``."""
+
+    values: tuple[float, ...] = ()
+    mark: Mark = ""
+    reference: float | None = None
+    relative: float | None = None
+    """The mean over that of the baseline's row."""
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> "Cell":
+        """The numbers among ``values``.
+
+        >>> Cell.of([0.5, None, float("nan"), 0.7]).values
+        (0.5, 0.7)
+        """
+        return cls(tuple(float(v) for v in values if v is not None and math.isfinite(v)))
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(self.values) if self.values else None
+
+    @property
+    def std(self) -> float | None:
+        """Of a sample, over n - 1; None for fewer than two.
+
+        >>> Cell((1.0, 2.0, 3.0)).std, Cell((1.0,)).std
+        (1.0, None)
+        """
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    def text(self, info: MetricInfo) -> tuple[str, str]:
+        """Mean and spread as shown; the spread of a single run is empty.
+
+        >>> from lpbnn.metrics import METRICS
+        >>> Cell((0.95, 0.97)).text(METRICS["accuracy"]), Cell().text(METRICS["ece"])
+        (('96.00', '±1.41'), ('–', ''))
+        """
+        if self.mean is None:
+            return "–", ""
+        mean = info.format(self.mean)
+        if self.std is None:
+            return mean, ""
+        if isinstance(info, Quantity):
+            return mean, info.spread(self.mean, self.std)
+        return mean, f"±{info.format(self.std)}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """The runs of one method and its settings."""
+
+    label: str
+    method: str
+    index: int
+    n: int
+    cells: Mapping[str, Cell] = field(default_factory=dict)
+    diverged: tuple[int, ...] = ()
+    """The epochs in which runs of this row diverged."""
+
+    @classmethod
+    def of(cls, group: Group, cells: Mapping[str, Cell]) -> "Row":
+        diverged = tuple(group.diverged)
+        return cls(group.label, group.method, group.index, len(group.runs), cells, diverged)
+
+    @property
+    def note(self) -> str:
+        """What must be said of the row.
+
+        >>> Row("BNN", "meanfield", 0, 1, diverged=(3,)).note
+        'diverged in epoch 3'
+        >>> Row("BNN", "meanfield", 0, 3, diverged=(3, 25)).note
+        '2 of 3 runs diverged (epochs 3, 25)'
+        """
+        epochs = ", ".join(map(str, sorted(self.diverged)))
+        if not self.diverged:
+            return ""
+        if self.n == 1:
+            return f"diverged in epoch {epochs}"
+        word = "epoch" if len(self.diverged) == 1 else "epochs"
+        return f"{len(self.diverged)} of {self.n} runs diverged ({word} {epochs})"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows and columns; ``cells`` of a row are found by the column's key."""
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+    source: str = ""
+    """Of the published numbers, where there are any."""
+
+    @property
+    def legend(self) -> list[MetricInfo]:
+        """Each metric once, in the order of the columns."""
+        return list({column.info.key: column.info for column in self.columns}.values())
+
+    @property
+    def marked(self) -> bool:
+        return any(cell.mark for row in self.rows for cell in row.cells.values())
+
+    @property
+    def spread(self) -> bool:
+        return any(cell.std is not None for row in self.rows for cell in row.cells.values())
+
+    def explanations(self) -> list[str]:
+        """What a reader has to know beside the columns' conventions, one sentence each."""
+        found = list(self.notes)
+        if self.spread:
+            found.append("± is the standard deviation over seeds (n - 1 in its denominator).")
+        if self.source:
+            found.append(f"The published numbers are those of {self.source}.")
+        if any(row.diverged for row in self.rows):
+            found.append(
+                "Diverged runs were measured with their last finite weights, where these gave "
+                "numbers at all; their rows are not ranked."
+            )
+        return found
+
+
+def build(
+    title: str,
+    columns: Sequence[Column],
+    groups: Sequence[Group],
+    cells: Mapping[str, Mapping[str, Cell]],
+    notes: Sequence[str] = (),
+    reference: PaperTable | None = None,
+) -> Table:
+    """A table of ``cells[label][column key]``: empty columns left out, the best two marked."""
+    used = [c for c in columns if any(cells[g.label][c.key].values for g in groups)]
+    rows = [Row.of(g, {c.key: cells[g.label][c.key] for c in used}) for g in groups]
+    source = ""
+    if reference is not None:
+        rows = [_referenced(row, used, reference) for row in rows]
+        compared = any(cell.reference is not None for row in rows for cell in row.cells.values())
+        source = reference.source if compared else ""
+    for column in used:
+        if column.marked:
+            rows = _marked(rows, column)
+    return Table(title, tuple(used), tuple(rows), tuple(notes), source)
+
+
+def marks(values: Sequence[float | None], info: MetricInfo) -> list[Mark]:
+    """The best and the second best, as far as the digits shown tell them apart.
+
+    Equal ones share their mark. Where all are equal, or there is one only, nothing is marked; the
+    second of two is not marked either.
+
+    >>> from lpbnn.metrics import METRICS
+    >>> marks([0.012, 0.009, None, 0.01, 0.00901], METRICS["ece"])
+    ['', 'best', '', 'second', 'best']
+    """
+    badness = [
+        None if v is None or not math.isfinite(v) else info.badness(_as_shown(v, info))
+        for v in values
+    ]
+    ranks = sorted({round(b, 9) for b in badness if b is not None})
+    if len(ranks) < 2:
+        return ["" for _ in values]
+    names: dict[float, Mark] = {ranks[0]: "best"}
+    if sum(b is not None for b in badness) > 2:
+        names[ranks[1]] = "second"
+    return ["" if b is None else names.get(round(b, 9), "") for b in badness]
+
+
+def _as_shown(value: float, info: MetricInfo) -> float:
+    return round(value, info.digits + 2 * info.percent)
+
+
+def _marked(rows: Sequence[Row], column: Column) -> list[Row]:
+    """Only methods that trained to their end compete: a network that says nothing is calibrated."""
+    means = [None if row.diverged else row.cells[column.key].mean for row in rows]
+    return [
+        replace(row, cells={**row.cells, column.key: replace(row.cells[column.key], mark=mark)})
+        for row, mark in zip(rows, marks(means, column.info), strict=True)
+    ]
+
+
+def _referenced(row: Row, columns: Sequence[Column], reference: PaperTable) -> Row:
+    cells = {c.key: replace(row.cells[c.key], reference=reference.value(row, c)) for c in columns}
+    return replace(row, cells=cells)

@@ -1,0 +1,82 @@
+"""The page in a real browser, narrow and wide, light and dark."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from report.conftest import METHODS, Make
+
+from lpbnn.report import PaperTable, write_report
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = ["--no-sandbox", "--headless", "--disable-gpu", "--disable-background-networking"]
+LOOKS = [(width, scheme) for width in (1280, 400) for scheme in ("light", "dark")]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is on the PATH")
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=found, args=FLAGS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def report(make: Make, regression: Make, tmp_path: Path) -> Path:
+    long = "a-method-whose-name-is-far-too-long-for-any-column-of-a-table"
+    runs = [make(method, seed) for method in METHODS for seed in (0, 1)]
+    runs += [make("meanfield", 9, lr=5.0, diverged=2), make(long)]
+    runs += [regression("lpbnn"), regression("mcp")]
+    reference = PaperTable("a paper", {method: {"accuracy": 0.95} for method in METHODS})
+    return write_report(runs, tmp_path / "report.html", "A title " * 12, reference)
+
+
+def test_the_page_in_a_browser(browser: Any, report: Path) -> None:
+    for width, scheme in LOOKS:
+        context = browser.new_context(
+            viewport={"width": width, "height": 800}, color_scheme=scheme, offline=True
+        )
+        page = context.new_page()
+        said: list[str] = []
+        asked: list[str] = []
+        page.on("console", lambda message, said=said: said.append(message.text))
+        page.on("pageerror", lambda error, said=said: said.append(str(error)))
+        page.on("request", lambda request, asked=asked: asked.append(request.url))
+        page.goto(report.as_uri())
+        assert said == []
+        assert [url for url in asked if not url.startswith("data:")] == [report.as_uri()]
+        overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert page.evaluate(overflow) <= 0, (width, scheme)
+        pictures = page.evaluate("[...document.images].map(i => i.complete && i.naturalWidth > 0)")
+        assert pictures
+        assert all(pictures)
+        drawings = page.evaluate(
+            "[...document.querySelectorAll('svg')].map(s => s.getBoundingClientRect())"
+            ".map(r => [r.width, r.height])"
+        )
+        assert np.min(drawings) > 20
+        assert page.evaluate(_CLIPPED) == [], (width, scheme)
+        paper, ink = page.evaluate(
+            "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
+        )
+        assert (_bright(paper) > _bright(ink)) == (scheme == "light")
+        context.close()
+
+
+# Text of a drawing that lies outside the window, and is not in a box that scrolls.
+_CLIPPED = """[...document.querySelectorAll('svg text')]
+    .filter(t => !t.closest('.scroll'))
+    .filter(t => { const r = t.getBoundingClientRect();
+                   return r.left < -1 || r.right > window.innerWidth + 1; })
+    .map(t => t.textContent)"""
+
+
+def _bright(colour: str) -> int:
+    return sum(int(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(","))

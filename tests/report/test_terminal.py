@@ -1,0 +1,64 @@
+"""The table in a terminal: fits its width, loses no column, needs no colour."""
+
+import io
+
+import pytest
+from report.conftest import METHODS, Make
+from rich.console import Console
+
+from lpbnn.report import PaperTable, comparison, print_table
+
+
+def printed(table, width: int, **options: object) -> str:
+    console = Console(file=io.StringIO(), width=width, **options)
+    print_table(table, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 250])
+def test_no_line_is_too_wide_and_no_column_is_lost(make: Make, width: int) -> None:
+    runs = [make(method, seed) for method in METHODS[:4] for seed in (0, 1)]
+    text = printed(comparison(runs), width)
+    tables = text.partition("Accuracy ↑:")[0]
+    assert max(map(len, tables.splitlines())) <= width
+    for title in ("Accuracy % ↑", "NLL ↓", "AUROC ↑", "FPR95 ↓", "cA % ↑", "cE ↓"):
+        assert tables.count(title) == 1, title
+    assert "…" not in tables
+    assert "OOD is the positive class" in text
+    assert "generated" in text
+
+
+def test_marks_and_seeds_can_be_read_without_colour(make: Make) -> None:
+    test = {"accuracy": 0.9, "nll": 0.3, "brier": 0.15}
+    runs = [
+        make("mcp", 0, test={**test, "ece": 0.01}),
+        make("mcp", 1, test={**test, "ece": 0.03}),
+        make("duq", test={**test, "ece": 0.04}),
+        make("tradi", test={**test, "ece": 0.05}, diverged=4),
+        make("edl", test={**test, "ece": 0.06}),
+    ]
+    text = printed(comparison(runs), 200, no_color=True, force_terminal=False)
+    lines = {line.split()[0]: line for line in text.splitlines() if line.split()}
+    assert "n=2" in lines["MCP"]
+    assert "0.0200 ±0.0141 ●" in lines["MCP"]
+    assert "0.0400         ○" in lines["DUQ"]  # the means stand below each other
+    assert "diverged in epoch 4" in text
+    assert "● best, ○ second best" in text
+    assert "\x1b" not in text
+
+
+def test_published_numbers_and_names_that_look_like_markup(make: Make) -> None:
+    run = make("[bold red]x", folder="markup")
+    reference = PaperTable("[link]A paper[/link]", {"[bold red]x": {"ece": 0.0094}})
+    text = printed(comparison([run], reference), 200)
+    assert "[bold red]x" in text
+    assert "paper 0.0094" in text
+    assert "[link]A paper[/link]" in text
+
+
+def test_a_run_without_numbers_is_a_row(make: Make) -> None:
+    run = make("mcp", diverged=1, test=None, ood={}, corruption=None)
+    text = printed(comparison([run]), 80)
+    assert "MCP" in text
+    assert "diverged in epoch 1" in text
