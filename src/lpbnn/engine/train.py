@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lpbnn.data import Splits
 from lpbnn.engine import logs, weights
@@ -28,7 +28,7 @@ from lpbnn.engine.memory import peak_memory, reset_peak_memory
 from lpbnn.engine.optim import factor, make_optimizer
 from lpbnn.engine.rundir import CHECKPOINT, TENSORBOARD, Row, RunDir
 from lpbnn.engine.scoring import NotFinite, validate
-from lpbnn.model import Model, Terms
+from lpbnn.model import LossStep, Model, Terms
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -85,22 +85,22 @@ def fit(
     return loop.training
 
 
-class TrainStep(nn.Module):
-    """The model's loss as a forward pass: what DDP and autocast act on.
+class TrainStep(LossStep):
+    """The model's loss as a forward pass, compiled for batches of one size where that is asked for.
 
     Fabric's ``mark_forward_method("loss")`` would do for DDP, but on a single device it goes past
     autocast.
     """
 
     def __init__(self, model: Model, compiled_for: int | None = None) -> None:
-        super().__init__()
-        self.model, self.size = model, compiled_for
+        super().__init__(model)
+        self.size = compiled_for
         self.compiled = torch.compile(model.loss) if compiled_for else model.loss
 
     def forward(self, x: Any, y: Tensor) -> Terms:
         # A second batch size would make the compiler give up the fast kernels of the first one: the
         # rest at the end of an epoch goes uncompiled.
-        return self.compiled(x, y) if len(y) == self.size else self.model.loss(x, y)
+        return self.compiled(x, y) if len(y) == self.size else super().forward(x, y)
 
 
 class _Loop:
