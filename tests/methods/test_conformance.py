@@ -24,7 +24,7 @@ def build(method: str, backbone: str = "mlp", seed: int = 0) -> lpbnn.Model:
     torch.manual_seed(seed)
     options, shape = BACKBONES[backbone]
     net = backbones.build(backbone, CLASSES, in_channels=shape[0], **options)
-    return lpbnn.build(net, method, num_data=64)
+    return lpbnn.build(net, method, num_data=10_000)
 
 
 def batch(size: int, backbone: str = "mlp") -> tuple[Tensor, Tensor]:

@@ -28,7 +28,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lpbnn.ensemble import FastWeightEnsemble
 from lpbnn.latent import LatentFactors
@@ -67,21 +67,23 @@ class Config(RankOneConfig):
 class LatentPosterior(FastWeightEnsemble):
     """J members whose r^ is drawn from the latent posterior in every pass."""
 
+    term_weights: Tensor  # (2, L): of the KL and of the squared error, layer by layer
+
     def __init__(self, net: nn.Module, config: Config, **options: Any) -> None:
         super().__init__(net, **options)
         self.num_data = check_num_data(config.num_data, "lpbnn")
         self.weighting = config.weighting
+        weights = [WEIGHTINGS[self.weighting](self.num_data, f.inputs) for f in self._factors()]
+        # Made once: a tensor made in every step would make the GPU wait for the host.
+        self.register_buffer("term_weights", torch.tensor(weights).T, persistent=False)
 
     def penalties(self) -> Terms:
-        factors = [
-            layer.factors for layer in self.layers if isinstance(layer.factors, LatentFactors)
-        ]
-        kl, squared_error = LatentFactors.terms(factors)
-        weigh = WEIGHTINGS[self.weighting]
-        a, b = torch.tensor(
-            [weigh(self.num_data, f.inputs) for f in factors], device=kl.device, dtype=kl.dtype
-        ).unbind(1)
+        kl, squared_error = LatentFactors.terms(self._factors())
+        a, b = self.term_weights.to(kl.dtype)
         return {"kl": (a * kl).mean(), "reconstruction": (b * squared_error).mean()}
+
+    def _factors(self) -> list[LatentFactors]:
+        return [layer.factors for layer in self.layers if isinstance(layer.factors, LatentFactors)]
 
 
 def build(net: nn.Module, config: Config, **model_options: Any) -> Model:
