@@ -44,9 +44,8 @@ def member_grid(groups: Sequence[Group]) -> str:
         )
         for key, (run, place) in _places(able, kind).items():
             body += _row(able, Shown(kind, key), run, place)
-    return scroll(
-        f'<table class="grid">{_head(able)}<tbody>{body}</tbody></table>', "Members' answers"
-    )
+    made = f'<table class="grid" style="--n:{len(able)}">{_head(able)}<tbody>{body}</tbody></table>'
+    return scroll(made, "Members' answers")
 
 
 def segmentation_grid(groups: Sequence[Group]) -> str:
@@ -134,7 +133,7 @@ def _cell(
 ) -> str:
     mean = members.mean(0)
     best = int(mean.argmax())
-    said = f"{names[best]}: {mean[best]:.2f}"
+    said = f"{_short(names[best])}: {mean[best]:.2f}"
     truth = classes.index(label) if label in classes else None
     short = [_short(names[i]) for i in classes]
     svg = member_bars(members[:, classes], short, truth, group.index, f"{group.label}: {said}")

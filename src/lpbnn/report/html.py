@@ -24,9 +24,9 @@ def chip(index: int) -> str:
     return f'<i class="chip" style="--c:var(--m{index % COLOURS})"></i>'
 
 
-def name(label: str, index: int) -> str:
-    """A method's name with its colour."""
-    return f'<span class="name">{chip(index)}{esc(label)}</span>'
+def name(label: str, index: int, more: str = "") -> str:
+    """A method's name with its colour, and what is to follow it, as HTML."""
+    return f'<span class="name">{chip(index)}<span>{esc(label)}{more}</span></span>'
 
 
 def said(caption: str, body: str) -> str:
@@ -119,15 +119,17 @@ def _tip(column: Column) -> str:
 
 
 def _row(row: Row, content: Table) -> str:
-    seeds = f'<span class="n">n = {row.n}</span>' if row.n > 1 else ""
+    seeds = f' <span class="n">n = {row.n}</span>' if row.n > 1 else ""
     note = f'<span class="warning">{esc(row.note)}</span>' if row.note else ""
     starts = _starts(content.columns)
-    spread = {c.key for c in content.columns if any(r.cells[c.key].std for r in content.rows)}
+    spread = {
+        c.key for c in content.columns if any(r.cells[c.key].text(c.info)[1] for r in content.rows)
+    }
     cells = "".join(
         _cell(row.cells[c.key], c, row.n, "start" if c.key in starts else "", c.key in spread)
         for c in content.columns
     )
-    first = f'<th scope="row" class="first">{name(row.label, row.index)}{seeds}{note}</th>'
+    first = f'<th scope="row" class="first">{name(row.label, row.index, seeds)}{note}</th>'
     return f"<tr>{first}{cells}</tr>"
 
 

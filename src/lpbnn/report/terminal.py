@@ -1,6 +1,4 @@
-"""A ``Table`` in the terminal: split where it is too wide, readable without colours."""
-
-from collections.abc import Sequence
+"""A ``Table`` in the terminal: in parts where it is too wide, readable without colours."""
 
 from rich import box
 from rich.console import Console
@@ -15,42 +13,62 @@ GAP = 2  # columns of the terminal between two of the table
 
 
 def print_table(table: Table, console: Console) -> None:
-    """Print ``table``; columns that do not fit go into further tables below."""
+    """Print ``table``: spreads beside their means, or below where that does not fit.
+
+    Columns that do not fit even then go into further tables.
+    """
     labels = [_label(row) for row in table.rows]
-    first = max([len("method"), *(_width(label) for label in labels)])
-    for number, columns in enumerate(_pages(table, console.width - first - GAP)):
+    room = console.width - max([len("method"), *map(_width, labels)]) - GAP
+    pages = _pages(table, room, stacked=False)
+    if len(pages) > 1:
+        pages = _pages(table, room, stacked=True)
+    for number, blocks in enumerate(pages):
         shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         if number == 0:
             shown.title, shown.title_justify, shown.title_style = Text(table.title), "left", "bold"
         shown.add_column("method", no_wrap=True)
-        for column in columns:
-            shown.add_column(_head(column), justify="right", no_wrap=True)
-        for row, label in zip(table.rows, labels, strict=True):
-            shown.add_row(label, *(_cell(row, c, table) for c in columns))
+        for block in blocks:
+            shown.add_column(block[0], no_wrap=True)
+        for row, label in enumerate(labels):
+            shown.add_row(label, *(block[row + 1] for block in blocks))
         console.print(shown)
     for line in _foot(table):
         console.print(Text(line, style="dim"))
 
 
-def _pages(table: Table, room: int) -> list[list[Column]]:
-    """The columns, as many to a table as fit; at least one, or one empty table."""
-    pages: list[list[Column]] = [[]]
+def _pages(table: Table, room: int, stacked: bool) -> list[list[list[Text]]]:
+    """The columns, each with its head, as many to a table as fit; at least one."""
+    pages: list[list[list[Text]]] = [[]]
     left = room
     for column in table.columns:
-        cells = [_cell(row, column, table) for row in table.rows]
-        width = max(_width(_head(column)), *map(_width, cells)) + GAP
+        block = _aligned([_head(column), *(_cell(r, column, table, stacked) for r in table.rows)])
+        width = _width(block[0]) + GAP
         if width > left and pages[-1]:
             pages.append([])
             left = room
-        pages[-1].append(column)
+        pages[-1].append(block)
         left -= width
     return pages
 
 
+def _aligned(texts: list[Text]) -> list[Text]:
+    """Every line filled up on its left: rich would drop the blanks that keep means aligned."""
+    width = max(map(_width, texts))
+    return [
+        Text("\n").join(
+            Text(" " * (width - line.cell_len)) + line
+            for line in text.split("\n", allow_blank=True)
+        )
+        for text in texts
+    ]
+
+
 def _head(column: Column) -> Text:
-    part = f"{column.part.partition(',')[0]}\n" if column.part else ""
-    unit = f" {column.info.unit}" if column.info.unit else ""
-    return Text(f"{part}{column.info.title}{unit} {column.info.arrow}".rstrip())
+    """The set, whose corruptions they are, the metric and its good side, below each other."""
+    lines = column.part.partition(",")[0].split(": ") if column.part else []
+    title = f"{column.info.title} {column.info.unit}".rstrip()
+    last = f"{title} {column.info.arrow}".rstrip()
+    return Text("\n".join([*lines, last]))
 
 
 def _label(row: Row) -> Text:
@@ -62,32 +80,30 @@ def _label(row: Row) -> Text:
     return text
 
 
-def _cell(row: Row, column: Column, table: Table) -> Text:
+def _cell(row: Row, column: Column, table: Table, stacked: bool) -> Text:
+    """The mean with its spread and mark; below it, the share of the baseline, the published one."""
     cell = row.cells[column.key]
     mean, spread = cell.text(column.info)
-    text = Text(mean, style=STYLES[cell.mark])
+    mark = f" {MARKS[cell.mark]}" if column.marked else ""
+    text = Text().append(mean, style=STYLES[cell.mark])
     # As wide as the widest of the column, so that the means stand below each other.
-    room = max(len(other.cells[column.key].text(column.info)[1]) for other in table.rows)
-    if room:
-        text.append(f" {spread:<{room}}", style="not bold not underline dim")
-    if column.marked:
-        text.append(f" {MARKS[cell.mark]}", style="not underline")
+    widest = max(len(other.cells[column.key].text(column.info)[1]) for other in table.rows)
+    aside = "" if stacked or not widest else f" {spread:<{widest}}"
+    text.append(aside, style="dim").append(mark)
+    below = [spread] if stacked and spread else []
     if cell.relative is not None:
-        text.append(f"  ×{cell.relative:.2f}", style="dim")
+        below.append(f"×{cell.relative:.2f}")
     if 0 < len(cell.values) < row.n:
-        text.append(f"\nof {len(cell.values)} runs", style="dim")
+        below.append(f"of {len(cell.values)} runs")
     if cell.reference is not None:
-        text.append(
-            f"\npaper {column.info.format(cell.reference)}  ", style="not bold not underline dim"
-        )
+        below.append(f"paper {column.info.format(cell.reference)}")
+    for line in below:
+        text.append(f"\n{line}{' ' * len(mark)}", style="dim")
     return text
 
 
-def _foot(table: Table) -> Sequence[str]:
-    lines = [
-        f"{info.title}{info.arrow and ' ' + info.arrow}: {info.convention}."
-        for info in table.legend
-    ]
+def _foot(table: Table) -> list[str]:
+    lines = [f"{i.title} {i.arrow}".rstrip() + f": {i.convention}." for i in table.legend]
     if table.marked:
         lines.append("● best, ○ second best, as far as the digits shown tell.")
     return [*lines, *table.explanations()]
