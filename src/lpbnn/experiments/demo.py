@@ -1,11 +1,12 @@
-"""Every method on scikit-learn's digits, three seeds each, in three minutes on two CPU cores.
+"""Every method on scikit-learn's digits, LeNet-5, three seeds each, in three minutes on two CPU cores.
 
 Command: ``lpbnn demo`` (or ``make demo``). Nothing is downloaded. Out-of-distribution: patches of
 scikit-learn's two photographs. Prints the comparison and writes ``report.html``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -26,20 +27,31 @@ class Config:
     """Runs side by side; None: one per core."""
 
 
+OPTIM = OptimConfig(lr=0.05, weight_decay=1e-4, clip=3.0)
+# What a method's own paper asks for, where the common setting breaks it on so small a set.
+OWN_OPTIM = {
+    "edl": replace(OPTIM, lr=0.01, clip=1.0)
+}  # exponential evidence explodes at larger steps
+OWN_OPTIONS: dict[str, dict[str, Any]] = {"duq": {"gamma": 0.99}}  # 240 steps: a shorter memory
+
+
 def settings(method: str, seed: int) -> RunConfig:
-    """The same network, data, optimizer and schedule for every method."""
+    """The same network, data, optimizer and schedule for every method, but for the exceptions above."""
     return RunConfig(
         method=method,
-        backbone="small-cnn",
+        method_options=OWN_OPTIONS.get(method, {}),
+        backbone="lenet",
         data="digits",
         seed=seed,
-        epochs=10,
+        epochs=12,
         batch_size=64,
-        optim=OptimConfig(lr=0.05, weight_decay=5e-4),
+        optim=OWN_OPTIM.get(method, OPTIM),
         schedule=ScheduleConfig("cosine", warmup=1),
-        evaluate=EvalConfig(corruptions=True, severities=(1, 3, 5), corruption_images=120),
+        evaluate=EvalConfig(
+            samples=4, corruptions=True, severities=(1, 3, 5), corruption_images=100
+        ),
         validate_every=0,
-        checkpoint_every=10,
+        checkpoint_every=12,
         device="cpu",
     )
 

@@ -1,0 +1,175 @@
+"""The command: what it prints, what it leaves, and how it fails (one message, exit code 2)."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lpbnn import cli, methods
+
+FAST = ["--method", "mcp", "--backbone", "mlp", "--epochs", "2", "--device", "cpu", "--no-progress"]
+FAST += ["--evaluate.examples", "1"]
+
+
+def lpbnn(*args: object) -> None:
+    cli.main([str(arg) for arg in args])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "mcp"
+    lpbnn("train", *FAST, "-o", folder)
+    return folder
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    path = tmp_path / "digit.png"
+    Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(path)
+    return path
+
+
+def failing(capsys: pytest.CaptureFixture[str], *args: object) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        lpbnn(*args)
+    assert stopped.value.code == 2
+    return " ".join("".join(capsys.readouterr()).split())  # as one line, however it was wrapped
+
+
+def test_ls_lists_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    lpbnn("ls")
+    shown = capsys.readouterr().out
+    for name in (
+        *methods.names(),
+        "wrn-28-10",
+        "lenet",
+        "digits",
+        "cifar10",
+        "stability",
+        "table1",
+    ):
+        assert name in shown
+
+
+def test_help_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    for args in (["--help"], ["train", "--help"], ["experiment", "--help"], ["predict", "--help"]):
+        with pytest.raises(SystemExit) as stopped:
+            lpbnn(*args)
+        assert stopped.value.code == 0
+        assert "usage: lpbnn" in capsys.readouterr().out
+
+
+def test_train_compare_report_predict(
+    trained: Path, image: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert json.loads((trained / "results.json").read_text())["method"] == "mcp"
+    lpbnn("compare", trained)
+    assert "MCP" in capsys.readouterr().out
+    page = tmp_path / "report.html"
+    lpbnn("report", trained, "-o", page)
+    assert page.read_text().startswith("<!")
+    lpbnn("predict", trained, image, image)
+    shown = capsys.readouterr().out
+    for column in ("label", "confidence", "total", "aleatoric", "epistemic"):
+        assert column in shown
+    lpbnn("eval", trained, "--batch-size", 50, "--examples", 0)
+    assert json.loads((trained / "results.json").read_text())["evaluate"]["batch_size"] == 50
+
+
+def test_options_reach_method_backbone_and_data(tmp_path: Path) -> None:
+    lpbnn(
+        "train", *FAST, "--method", "lpbnn", "-o", tmp_path / "run",
+        "--set", "members=2", "weighting=equation", "backbone.hidden=[8]", "--optim.lr", 0.01,
+    )  # fmt: skip
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["method_options"] == {"members": 2, "weighting": "equation"}
+    assert config["backbone_options"] == {"hidden": [8]}
+    assert config["optim"]["lr"] == 0.01
+
+
+def test_a_wrong_option_names_the_right_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--optim.lr" in failing(capsys, "train", "--optim.lrr", 1)
+    assert "Did you mean 'lpbnn'" in failing(capsys, "train", "--method", "lpbn")
+    assert "Did you mean 'members'" in failing(capsys, "train", *FAST, "--set", "memberz=2")
+    assert "digits" in failing(capsys, "train", "--data", "digit")
+    assert "lenet" in failing(capsys, "train", "--backbone", "lenett")
+    assert "expected NAME=VALUE" in failing(capsys, "train", "--set", "members")
+    assert "stability" in failing(capsys, "experiment", "stabilty")
+
+
+def test_bad_folders_and_files(
+    trained: Path, image: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = tmp_path / "none"
+    assert "none" in failing(capsys, "compare", missing)
+    assert "none" in failing(capsys, "predict", missing, image)
+    assert "none" in failing(capsys, "train", "--resume", missing)
+    assert "no such file" in failing(capsys, "predict", trained, tmp_path / "no.png")
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(image.read_bytes()[:40])
+    assert "cannot be read" in failing(capsys, "predict", trained, broken)
+    assert "no image was given" in failing(capsys, "predict", trained)
+    assert "no run folder" in failing(capsys, "compare")
+    assert "holds a finished run" in failing(capsys, "train", *FAST, "-o", trained)
+    assert "cifar" in failing(capsys, "train", "--data", "cifar10", "--data-root", tmp_path)
+
+
+def test_weights_of_another_architecture(
+    trained: Path, image: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    lpbnn("train", *FAST, "-o", other, "--set", "backbone.hidden=[8]")
+    capsys.readouterr()
+    weights = (other / "weights.safetensors").read_bytes()
+    (other / "weights.safetensors").write_bytes((trained / "weights.safetensors").read_bytes())
+    assert "weights" in failing(capsys, "predict", other, image)
+    (other / "weights.safetensors").write_bytes(weights[:100])
+    assert "weights" in failing(capsys, "predict", other, image)
+
+
+METHOD = '''"""Halved: a new method in one file, half as sure as the plain network."""
+
+import dataclasses
+
+from lpbnn.methods.mcp import Plain
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    num_data: int | None = None
+
+
+class Halved(Plain):
+    def outputs(self, *args, **kwargs):
+        return super().outputs(*args, **kwargs) / 2
+
+
+def build(net, config, **model_options):
+    return Halved(net, **model_options)
+'''
+
+
+def test_a_new_method_is_one_new_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "halved.py").write_text(METHOD)
+    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
+    lpbnn("ls")
+    assert "Halved: a new method" in capsys.readouterr().out
+    lpbnn("train", *FAST, "--method", "halved", "-o", tmp_path / "run")
+    lpbnn("compare", tmp_path / "run")
+    assert "halved" in capsys.readouterr().out.lower()
+    lpbnn("report", tmp_path / "run", "-o", tmp_path / "page.html")
+    assert "halved" in (tmp_path / "page.html").read_text().lower()
+    sys.modules.pop("lpbnn.methods.halved")
+
+
+def test_bench_prints_ratios(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lpbnn("bench", "layers", "--repeats", 2, "--json", tmp_path / "bench.json")
+    assert "LP-BNN" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "bench.json").read_text())["rows"]
+    assert [row["name"] for row in rows] == ["plain", "BatchEnsemble", "LP-BNN"]
+    assert rows[0]["ratio"] == 1
