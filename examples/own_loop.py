@@ -10,9 +10,10 @@ from torch import nn
 import lpbnn
 
 torch.manual_seed(0)
-digits, shuffled = load_digits(), torch.randperm(1797)
-images = torch.tensor(digits.images, dtype=torch.float32).flatten(1)[shuffled] / 16
-labels = torch.tensor(digits.target)[shuffled]
+pixels, digits = load_digits(return_X_y=True)
+shuffled = torch.randperm(len(pixels))
+images = torch.tensor(pixels, dtype=torch.float32)[shuffled] / 16
+labels = torch.tensor(digits)[shuffled]
 train, test = slice(0, 1400), slice(1400, None)
 
 net = nn.Sequential(

@@ -47,7 +47,7 @@ WEIGHTINGS: dict[str, Callable[[int, int], tuple[float, float]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Config(RankOneConfig):
-    spread: float = 0.25  # smaller than BatchEnsemble's: every draw adds its own (docs/lab-notes.md)
+    spread: float = 0.25  # less than BatchEnsemble's: docs/lab-notes.md
     num_data: int | None = None  # N, required
     weighting: Weighting = "balanced"
     latent: int = 32
