@@ -12,6 +12,7 @@ LEVELS = [
     {"members", "losses", "metrics", "backbones", "data"},
     {
         "wrapper",
+        "norms",
         "factors",
         "latent",
         "layers",

@@ -1,7 +1,7 @@
 """The converter: replace layers of any network by path, in place, weights kept bit for bit."""
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -196,7 +196,7 @@ def _split_attention(net: nn.Module, chosen: list[str]) -> None:
     replace_modules(net, {key: SplitAttention(module) for key, module in attentions.items()})
 
 
-def replace_modules(net: nn.Module, replacements: dict[int, nn.Module]) -> None:
+def replace_modules(net: nn.Module, replacements: Mapping[int, nn.Module]) -> None:
     for parent in list(net.modules()):
         for name, child in list(parent._modules.items()):
             if id(child) in replacements:

@@ -2,10 +2,12 @@
 
 import difflib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
+from lpbnn.convert import replace_modules
 from lpbnn.layers import SUPPORTED, Draw, FastWeight, draw_layers, held
 from lpbnn.members import (
     BatchMode,
@@ -16,8 +18,13 @@ from lpbnn.members import (
     spread_tree,
 )
 from lpbnn.model import Model, Terms, as_call, batch_size, total, two_groups
+from lpbnn.norms import MemberNorm, is_batch_norm
 
 UNCONVERTED = (*SUPPORTED, nn.RNNBase, nn.MultiheadAttention)  # what is worth running only once
+
+
+BatchNormMode = Literal["shared", "member"]
+BATCH_NORM_MODES: tuple[str, ...] = get_args(BatchNormMode)
 
 
 class SpreadAt:
@@ -40,6 +47,7 @@ class FastWeightEnsemble(Model):
         net: the converted network.
         batch_mode: in training, "split" gives every member a slice of the batch (the price of one
             network), "repeat" gives every member all of it (J times the compute).
+        batch_norm: "shared" by the members (each sees the statistics of all), or one per "member".
         spread_at: path of the module where the batch becomes members; "" is the whole network.
             None finds it: the smallest part that holds every converted layer.
         fast_lr: learning rate of the fast weights, as a factor.
@@ -50,6 +58,7 @@ class FastWeightEnsemble(Model):
         net: nn.Module,
         *,
         batch_mode: BatchMode = "split",
+        batch_norm: BatchNormMode = "shared",
         spread_at: str | Sequence[str] | None = None,
         fast_lr: float = 1.0,
         **model_options: Any,
@@ -66,6 +75,8 @@ class FastWeightEnsemble(Model):
         if spread_at is None:
             spread_at = find_stages(net)
         self.stages = [spread_at] if isinstance(spread_at, str) else list(spread_at)
+        if batch_norm == "member":
+            self._split_batch_norms()
         self._spread_at = SpreadAt()
         for stage in filter(None, self.stages):
             check_stage(net, stage)
@@ -84,10 +95,25 @@ class FastWeightEnsemble(Model):
     def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
         return gather(self.rows(args, kwargs, draw_layers(self.layers), "repeat"), self.members)
 
+    def _split_batch_norms(self) -> None:
+        """Give every member its own batch norm, wherever rows are spread."""
+        made = {
+            id(module): MemberNorm(module, self.members, path)
+            for stage in self.stages
+            for path, module in self.net.get_submodule(stage).named_modules(prefix=stage)
+            if is_batch_norm(module)
+        }
+        replace_modules(self.net, made)
+
     def rows(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], draws: list[Draw], mode: BatchMode
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        draws: list[Draw],
+        mode: BatchMode,
+        first: int = 0,
     ) -> Tensor:
-        """Outputs of all rows, member-major, for the members in ``draws``."""
+        """Outputs of all rows, member-major, for the members in ``draws``, of which one is ``first``."""
         batch = batch_size(args, kwargs)
         layers = self.layers
         members = draws[0].r.shape[0]
@@ -96,7 +122,8 @@ class FastWeightEnsemble(Model):
         else:
             self._spread_at.plan = (batch, members, mode)
         try:
-            with held(layers, draws, rows_needed(batch, members, mode)):
+            ids = [(first + i) % self.members for i in range(members)]
+            with held(layers, draws, rows_needed(batch, members, mode)), _members(self.net, ids):
                 outputs = self.readout(self.net(*args, **kwargs))
         except (RuntimeError, ValueError) as error:
             if "" not in self.stages:
@@ -124,8 +151,11 @@ class FastWeightEnsemble(Model):
         for start in range(0, count, width):
             part = [draw.take(slice(start, start + width)) for draw in draws]
 
-            def run(*args: Any, _part: list[Draw] = part, **kwargs: Any) -> Tensor:
-                return gather(self.rows(args, kwargs, _part, "repeat"), _part[0].r.shape[0])
+            def run(
+                *args: Any, _part: list[Draw] = part, _first: int = start, **kwargs: Any
+            ) -> Tensor:
+                rows = self.rows(args, kwargs, _part, "repeat", _first)
+                return gather(rows, _part[0].r.shape[0])
 
             yield run
 
@@ -161,6 +191,19 @@ class FastWeightEnsemble(Model):
         known = {id(parameter) for parameter in fast}
         slow = [parameter for parameter in self.parameters() if id(parameter) not in known]
         return two_groups(slow, fast, weight_decay, lr, self.fast_lr)
+
+
+@contextmanager
+def _members(net: nn.Module, ids: list[int]) -> Iterator[None]:
+    """Tell the members' batch norms whose rows they will see."""
+    norms = [module for module in net.modules() if isinstance(module, MemberNorm)]
+    for norm in norms:
+        norm._held = ids
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm._held = None
 
 
 def find_stages(net: nn.Module) -> list[str]:

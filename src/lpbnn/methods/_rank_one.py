@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from lpbnn.convert import Filter, convert
-from lpbnn.ensemble import check_stage
+from lpbnn.ensemble import BATCH_NORM_MODES, BatchNormMode, check_stage
 from lpbnn.factors import INITS, Factors, Init
 from lpbnn.layers import FastWeight, widths
 from lpbnn.members import BATCH_MODES, BatchMode
@@ -18,6 +18,7 @@ from lpbnn.model import at_least_one
 class RankOneConfig:
     members: int = 4  # J
     batch_mode: BatchMode = "split"  # in training: "split" the batch among members, or "repeat" it
+    batch_norm: BatchNormMode = "shared"  # or one for each "member"
     spread: float = 0.5  # standard deviation of the initial r and s around 1
     init: Init = "normal"  # or "signs": random +-1
     fast_lr: float = 1.0  # learning rate of the fast weights, as a factor
@@ -31,6 +32,8 @@ class RankOneConfig:
             raise ValueError(f"spread={self.spread!r}: expected a number of at least 0.")
         if self.batch_mode not in BATCH_MODES:
             raise ValueError(f"batch_mode={self.batch_mode!r}: choose 'split' or 'repeat'.")
+        if self.batch_norm not in BATCH_NORM_MODES:
+            raise ValueError(f"batch_norm={self.batch_norm!r}: choose 'shared' or 'member'.")
         if self.init not in INITS:
             raise ValueError(f"init={self.init!r}: choose 'normal' or 'signs'.")
 
@@ -66,5 +69,5 @@ def wrap(
 
 
 def ensemble_options(config: RankOneConfig) -> dict[str, Any]:
-    names = ("batch_mode", "spread_at", "fast_lr")
+    names = ("batch_mode", "batch_norm", "spread_at", "fast_lr")
     return {name: getattr(config, name) for name in names}
