@@ -85,7 +85,9 @@ def test_options_reach_method_backbone_and_data(tmp_path: Path) -> None:
         "--set", "members=2", "weighting=equation", "backbone.hidden=[8]", "--optim.lr", 0.01,
     )  # fmt: skip
     config = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert config["method_options"] == {"members": 2, "weighting": "equation"}
+    assert config["method_options"]["members"] == 2
+    assert config["method_options"]["weighting"] == "equation"
+    assert config["method_options"]["latent"] == 32  # defaults are written out too
     assert config["backbone_options"] == {"hidden": [8]}
     assert config["optim"]["lr"] == 0.01
 

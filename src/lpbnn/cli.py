@@ -244,8 +244,10 @@ def _run_command(
 
 def _show(runs: list[Path]) -> None:
     from lpbnn.report import comparison, print_table
+    from lpbnn.report.runs import by_data, read_runs
 
-    print_table(comparison(runs), console)
+    for part in by_data(read_runs(runs)).values():  # numbers compare within one data set only
+        print_table(comparison(part), console)
 
 
 def _some(runs: tuple[Path, ...]) -> list[Path]:

@@ -14,6 +14,7 @@ import lpbnn
 from lpbnn import methods
 from lpbnn.data import Splits
 from lpbnn.engine import EvalConfig, OptimConfig, RunConfig, RunError, files
+from lpbnn.engine.build import resolved
 from lpbnn.engine.run import load_run, reevaluate, run
 from lpbnn.engine.rundir import FILES, RunDir
 
@@ -27,7 +28,7 @@ def test_a_run_leaves_everything(make: Make, splits: Splits, tmp_path: Path) -> 
     folder = RunDir(tmp_path / "a" / "b")
     assert sorted(p.name for p in folder.path.iterdir()) == sorted(FILES)
     assert folder.state() == "finished"
-    assert folder.config() == config
+    assert folder.config() == resolved(config)  # every option of the method written out
     assert folder.results() == results
     assert [row["epoch"] for row in folder.log()] == [1, 2]
     (session,) = files.read_json(folder / "environment.json")["sessions"]

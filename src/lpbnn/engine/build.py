@@ -1,6 +1,6 @@
 """From a config to data and a model, and back to the model when the data is not at hand."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -86,6 +86,21 @@ class DataInfo:
 def load_data(config: RunConfig) -> Splits:
     """The data set that a config names."""
     return data.load(config.data, config.data_root, **config.data_options)
+
+
+def resolved(config: RunConfig) -> RunConfig:
+    """The config with every option of its method written out: defaults may change, a run does not.
+
+    ``num_data`` stays out unless it was given: it belongs to the data.
+
+    >>> resolved(RunConfig(method="batchensemble")).method_options["members"]
+    4
+    """
+    made = methods.configure(methods.load(config.method), dict(config.method_options))
+    options = {option.name: getattr(made, option.name) for option in fields(made)}
+    if config.method_options.get("num_data") is None:
+        options.pop("num_data", None)
+    return replace(config, method_options=options)
 
 
 def build_model(config: RunConfig, info: DataInfo) -> Model:

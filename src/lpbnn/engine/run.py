@@ -9,7 +9,7 @@ import torch
 
 from lpbnn.data import Splits
 from lpbnn.engine import logs
-from lpbnn.engine.build import DataInfo, build_model, load_data
+from lpbnn.engine.build import DataInfo, build_model, load_data, resolved
 from lpbnn.engine.codec import differences
 from lpbnn.engine.config import EvalConfig, RunConfig
 from lpbnn.engine.corruption import check_corruptions
@@ -75,8 +75,7 @@ def run(
     (1, 1, 10)
     """
     target = RunDir(folder)
-    if config is None:
-        config = target.config()
+    config = target.config() if config is None else resolved(config)
     fabric = launch(config)
     plan = _together(fabric, lambda: _plan(config, target, resume, overwrite))
     if plan == "finished":
