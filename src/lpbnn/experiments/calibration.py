@@ -37,7 +37,7 @@ def table(results: list[dict[str, Any]]) -> Table:
         {level for result in results for level in result["corruption"]["severities"]}
     )
     shown = Table(title="ECE against severity (15 bins, mean over corruptions)")
-    shown.add_column("method")
+    shown.add_column("method", no_wrap=True)
     for level in severities:
         shown.add_column(level, justify="right")
     for method in dict.fromkeys(result["method"] for result in results):

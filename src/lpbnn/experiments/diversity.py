@@ -67,7 +67,7 @@ def run(config: Config, console: Console) -> None:
 def table(config: Config, results: dict[str, dict[str, Any]], part: str) -> Table:
     """Ours, the mean over seeds, beside the paper's (CIFAR-10 and CIFAR-10-C, WRN-28-10)."""
     shown = Table(title=f"Diversity on the {part} part of {config.data}, {config.seeds} seeds")
-    shown.add_column("method")
+    shown.add_column("method", no_wrap=True)
     for key in KEYS:
         shown.add_column(f"{METRICS[key].title} {METRICS[key].arrow}", justify="right")
         shown.add_column("paper", justify="right", style="dim")

@@ -76,7 +76,7 @@ def table(config: Config, results: dict[str, dict[str, Any]]) -> Table:
         title=f"Stability, LeNet-5 on {config.data}, {epochs} epochs (the paper: CIFAR-10, 80 epochs)",
         caption="accuracy in %; div: epoch in which the loss stopped being finite, or - if it never did",
     )
-    shown.add_column("learning rate")
+    shown.add_column("learning rate", no_wrap=True)
     for rate in config.rates:
         shown.add_column(f"{rate:g}", justify="right")
     for method, name in NAMES.items():
