@@ -1,6 +1,7 @@
 """The command: what it prints, what it leaves, and how it fails (one message, exit code 2)."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -117,6 +118,38 @@ def test_bad_folders_and_files(
     assert "no run folder" in failing(capsys, "compare")
     assert "holds a finished run" in failing(capsys, "train", *FAST, "-o", trained)
     assert "cifar" in failing(capsys, "train", "--data", "cifar10", "--data-root", tmp_path)
+
+
+def test_a_network_that_cannot_take_the_data_is_told_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = failing(
+        capsys, "train", "--data", "diabetes", "--backbone", "lenet", "-o", tmp_path / "run"
+    )
+    assert "'lenet' cannot take 'diabetes', whose examples are of shape (10,)" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_resuming_takes_the_settings_of_the_run(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = failing(capsys, "train", "--resume", trained, "--epochs", 8, "--set", "members=2")
+    assert "cannot take epochs, set" in said
+    lpbnn("train", "--resume", trained, "--device", "cpu")  # where it runs may be chosen anew
+    assert "MCP" in capsys.readouterr().out
+
+
+def test_a_stopped_run_does_not_stand_in_the_way(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped = tmp_path / "stopped"
+    shutil.copytree(trained, stopped)
+    (stopped / "results.json").unlink()
+    lpbnn("compare", trained, stopped)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "MCP" in shown
+    assert "lpbnn train --resume" in shown
+    assert "not finished" in failing(capsys, "compare", stopped)
 
 
 def test_weights_of_another_architecture(

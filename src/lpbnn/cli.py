@@ -6,7 +6,6 @@ Heavy imports wait inside the commands, so that ``--help`` and ``ls`` answer at 
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -63,10 +62,11 @@ def train(
         resume: go on with the stopped run in this folder, with its own settings.
         overwrite: begin anew where the folder holds another run.
     """
+    from lpbnn.engine.options import resumed, with_options
     from lpbnn.engine.run import run
 
     if resume is not None:
-        results = run(None, resume, resume=True)
+        results = run(resumed(config, options, resume), resume, resume=True)
         out = resume
     else:
         config = with_options(config, options)
@@ -81,7 +81,11 @@ def evaluate(
     run: Annotated[Positional[Path], arg(metavar="RUN")],
     settings: Annotated[EvalConfig, arg(name="")],
 ) -> None:
-    """Measure a trained run again, with other settings."""
+    """Measure a trained run again, with other settings; its folder keeps the new results.
+
+    Args:
+        run: folder of a finished run.
+    """
     from lpbnn.engine.run import reevaluate
 
     reevaluate(run, settings)
@@ -97,7 +101,7 @@ def report(runs: Runs, out: Out = Path("report.html"), title: str | None = None)
     """One self-contained HTML page about some runs."""
     from lpbnn.report import write_report
 
-    console.print(f"wrote {write_report(_some(runs), out, title=title)}")
+    console.print(f"wrote {write_report(_finished(_some(runs)), out, title=title)}")
 
 
 def predict(
@@ -109,6 +113,8 @@ def predict(
     """What a trained run says of image files, and how sure it is (uncertainties in nats).
 
     Args:
+        run: folder of a finished run.
+        images: files of any format and size; they become grey or RGB and the network's size.
         samples: draws of each member.
         seed: of the draws: the same seed, the same answer.
     """
@@ -169,37 +175,10 @@ def main(args: list[str] | None = None) -> None:
         _stop(str(error), 130)
     except KeyboardInterrupt:
         _stop("stopped.", 130)
+    except BrokenPipeError:  # the reader has seen enough, as in `lpbnn ls | head`
+        sys.stderr.close()
     except (ValueError, TypeError, OSError) as error:
         _stop(f"error: {error}", 2)
-
-
-def with_options(config: RunConfig, options: tuple[str, ...]) -> RunConfig:
-    """NAME=VALUE pairs into the options of the method, the backbone or the data set.
-
-    >>> with_options(RunConfig(), ("members=8", "backbone.dropout=0.1")).method_options
-    {'members': 8}
-    """
-    fields = {"": "method_options", "backbone": "backbone_options", "data": "data_options"}
-    chosen: dict[str, dict[str, Any]] = {
-        field: dict(getattr(config, field)) for field in fields.values()
-    }
-    for option in options:
-        name, equals, value = option.partition("=")
-        prefix, _, key = name.rpartition(".")
-        if not equals or prefix not in fields or not key:
-            raise ValueError(
-                f"--set {option!r}: expected NAME=VALUE, such as members=8, backbone.dropout=0.1 or "
-                "data.val=5000."
-            )
-        chosen[fields[prefix]][key] = _value(value)
-    return replace(config, **chosen)
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text  # a word is itself: weighting=equation
 
 
 def _commands() -> dict[str, Callable[..., Any]]:
@@ -232,7 +211,7 @@ def _experiment(name: str) -> Callable[..., Any]:
         module.run(config, console)
 
     command.__annotations__ = {"config": Annotated[module.Config, arg(name="")], "return": None}
-    command.__doc__ = module.__doc__
+    command.__doc__ = (module.__doc__ or "").replace("``", "")
     return command
 
 
@@ -246,7 +225,9 @@ def _show(runs: list[Path]) -> None:
     from lpbnn.report import comparison, print_table
     from lpbnn.report.runs import by_data, read_runs
 
-    for part in by_data(read_runs(runs)).values():  # numbers compare within one data set only
+    for part in by_data(
+        read_runs(_finished(runs))
+    ).values():  # numbers compare within one data set only
         print_table(comparison(part), console)
 
 
@@ -254,6 +235,17 @@ def _some(runs: tuple[Path, ...]) -> list[Path]:
     if not runs:
         raise ValueError("no run folder was given. Fix: lpbnn compare runs/*")
     return list(runs)
+
+
+def _finished(runs: list[Path]) -> list[Path]:
+    """The finished ones; a run that was stopped is named and left out, unless there is no other."""
+    from lpbnn.engine.rundir import RunDir
+
+    stopped = [run for run in runs if run.is_dir() and RunDir(run).state() == "unfinished"]
+    for run in stopped if len(stopped) < len(runs) else []:
+        note = f"left out: {run} is not finished. Go on with it: lpbnn train --resume {run}"
+        console.print(escape(note), style="yellow")
+    return [run for run in runs if run not in stopped] or runs
 
 
 def _bench_table(measured: "Bench") -> Table:

@@ -48,12 +48,13 @@ def nll(
         >>> round(nll(torch.zeros(2, 4), torch.tensor([0, 3])).item(), 4)  # log 4
         1.3863
     """
-    check_targets(outputs, targets, task)
     if task == "regression":
-        mean, variance = split_gaussian(outputs)
+        mean, variance = split_gaussian(outputs)  # first: it refuses an odd number of outputs
+        check_targets(outputs, targets, task)
         squared = (targets.reshape(mean.shape) - mean).square()
         rows = 0.5 * (math.log(2 * math.pi) + variance.log() + squared / variance).sum(-1)
         return rows.mean() if weights is None else (rows * weights).sum() / weights.sum()
+    check_targets(outputs, targets, task)
     if class_weights is not None:
         class_weights = class_weights.to(outputs.dtype)
     if weights is None and task == "classification":

@@ -14,7 +14,7 @@ from lpbnn.members import is_batched
 from lpbnn.model import Model, as_call, at_least_one, batch_size
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Prediction:
     r"""The answer and its uncertainty, example by example (pixel by pixel for segmentation).
 
@@ -30,6 +30,11 @@ class Prediction:
     members: Tensor | None  # (S, B, C, ...) probabilities, or (S, B, K) means; None if not kept
     member_variances: Tensor | None = None  # regression only
     strangeness: Tensor | None = None  # the method's own uncertainty (B, ...), mean over members
+
+    def __repr__(self) -> str:
+        kept = "not kept" if self.members is None else len(self.members)
+        shape = tuple(self.average.shape)
+        return f"Prediction({self.task}, average of shape {shape}, members: {kept})"
 
     @property
     def total(self) -> Tensor:

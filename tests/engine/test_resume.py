@@ -95,7 +95,9 @@ def test_ctrl_c_leaves_a_run_to_resume_and_says_how(
     assert isinstance(error.value, Interrupted)
     assert f"Resume with: lpbnn train --resume {tmp_path / 'a'}" in str(error.value)
     assert "stopped after 1 of 3 epochs" in str(error.value)
-    with pytest.raises(RunError, match="holds an unfinished run. Fix: resume it, overwrite it, or"):
+    with pytest.raises(
+        RunError, match="holds an unfinished run. Fix: resume it .*, overwrite it .*, or"
+    ):
         run(config, tmp_path / "a", splits=splits)
     run(config, tmp_path / "a", resume=True, splits=splits)
     run(config, tmp_path / "b", splits=splits)

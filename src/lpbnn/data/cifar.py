@@ -189,7 +189,10 @@ def _folder(family: _Family, root: Path, download: bool) -> Path:
         urls = [f"{host}/{family.archive}" for host in _HOSTS]
         archive = fetch(urls, family.archive_md5, root / family.archive)
         return extract(archive, family.folder, root)
-    fix = f"Give the folder that contains {family.folder}/ as root, or pass download=True."
+    fix = (
+        f"Give the folder that contains {family.folder}/ as root (--data-root), or pass download=True "
+        "(--set data.download=true)."
+    )
     if not root.is_dir():
         why = f"{root} does not exist"
     elif all((root / name).is_file() for name in family.train):

@@ -139,12 +139,16 @@ class RunConfig:
     """
 
     method: str = "lpbnn"
+    """One of those that ``lpbnn ls`` lists."""
     method_options: dict[str, Any] = field(default_factory=dict)
     """The method's own options (its ``Config``); ``num_data`` is filled in."""
     backbone: str = "small-cnn"
+    """The network; ``mlp`` for vectors (diabetes, cubic)."""
     backbone_options: dict[str, Any] = field(default_factory=dict)
     data: str = "digits"
+    """The data set; digits, diabetes and cubic need no files."""
     data_root: str | None = None
+    """The folder that holds the files of data sets that have some."""
     data_options: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     epochs: int = 15
@@ -158,7 +162,9 @@ class RunConfig:
     evaluate: EvalConfig = field(default_factory=EvalConfig)
     precision: Precision = "32"
     compile: bool = False
+    """Compile the training step with torch.compile."""
     channels_last: bool = False
+    """Keep images with the channels last in memory: faster convolutions on a GPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     devices: int = 1
     """Processes on each node, one device each; under torchrun its own count is taken."""

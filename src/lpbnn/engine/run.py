@@ -21,6 +21,7 @@ from lpbnn.engine.rundir import RunDir
 from lpbnn.engine.scoring import NotFinite
 from lpbnn.engine.train import Training, fit
 from lpbnn.model import Model
+from lpbnn.predict import evaluating
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -85,6 +86,7 @@ def run(
     check_corruptions(config.evaluate, info)
     logs.check_tensorboard(config.tensorboard)
     model = build_model(config, info)
+    _try_out(model, config, info)
     if fabric.is_global_zero:
         if overwrite and plan == "fresh":
             target.clear()
@@ -140,7 +142,8 @@ def _plan(config: RunConfig, target: RunDir, resume: bool, overwrite: bool) -> s
         return "fresh"
     if not resume:
         what = "a finished run" if state == "finished" else "an unfinished run"
-        fix = "overwrite it" if state == "finished" else "resume it, overwrite it"
+        resume_it = f"resume it (lpbnn train --resume {target.path}), "
+        fix = ("" if state == "finished" else resume_it) + "overwrite it (--overwrite)"
         raise RunError(f"{target.path} holds {what}. Fix: {fix}, or give another folder.")
     before, now = target.config().to_data(), config.to_data()
     changed = [c for c in differences(before, now) if c.split(".")[0].split(":")[0] not in FREE]
@@ -150,6 +153,18 @@ def _plan(config: RunConfig, target: RunDir, resume: bool, overwrite: bool) -> s
             "Fix: resume it with its own (config=None), or give another folder."
         )
     return "finished" if state == "finished" else "resume"
+
+
+def _try_out(model: Model, config: RunConfig, info: DataInfo) -> None:
+    """One pass of two blank examples, before anything is written: does the network take the data?"""
+    try:
+        with evaluating(model), torch.random.fork_rng(devices=[]), torch.no_grad():
+            model(torch.zeros(2, *info.shape))
+    except (RuntimeError, ValueError) as error:
+        raise RunError(
+            f"backbone {config.backbone!r} cannot take {config.data!r}, whose examples are of shape "
+            f"{info.shape}: {error}. Fix: choose another backbone (mlp takes vectors)."
+        ) from error
 
 
 def _together(fabric: "Fabric", decide: Callable[[], str]) -> str:
