@@ -76,8 +76,11 @@ def test_train_compare_report_predict(
     shown = capsys.readouterr().out
     for column in ("label", "confidence", "total", "aleatoric", "epistemic"):
         assert column in shown
-    lpbnn("eval", trained, "--batch-size", 50, "--examples", 0)
-    assert json.loads((trained / "results.json").read_text())["evaluate"]["batch_size"] == 50
+    lpbnn("eval", trained, "--batch-size", 50)
+    settings = json.loads((trained / "results.json").read_text())["evaluate"]
+    assert (settings["batch_size"], settings["examples"]) == (50, 1)  # what is not given stays
+    lpbnn("compare", trained, trained)
+    assert "n=2" not in capsys.readouterr().out  # the same run twice is one run
 
 
 def test_options_reach_method_backbone_and_data(tmp_path: Path) -> None:

@@ -86,9 +86,12 @@ def evaluate(
     Args:
         run: folder of a finished run.
     """
+    from lpbnn.engine.options import changed
     from lpbnn.engine.run import reevaluate
+    from lpbnn.engine.rundir import RunDir
 
-    reevaluate(run, settings)
+    # What is not given stays as the run had it.
+    reevaluate(run, changed(settings, RunDir(run).config().evaluate))
     _show([run])
 
 
@@ -110,7 +113,9 @@ def predict(
     samples: int = 4,
     seed: int = 0,
 ) -> None:
-    """What a trained run says of image files, and how sure it is (uncertainties in nats).
+    """What a trained run says of image files, and how sure it is.
+
+    Uncertainties are in nats; the score is the method's own measure of how strange the input is.
 
     Args:
         run: folder of a finished run.
@@ -125,12 +130,15 @@ def predict(
     if not images:
         raise ValueError("no image was given. Fix: lpbnn predict RUN IMAGE...")
     loaded = load_run(run)
+    if loaded.data.task != "classification":
+        raise ValueError(f"{run} is a {loaded.data.task} run; predict shows classes of images.")
     x = loaded.data.normalise(read_images(images, loaded.data.shape))
     p = lpbnn.predict(loaded.model, x, samples=samples, seed=seed)
     classes = loaded.data.classes or tuple(map(str, range(p.probs.shape[1])))
-    table = Table(*("image", "label", "confidence", "total", "aleatoric", "epistemic"))
+    score = loaded.model.score(p)  # the method's own measure of strangeness
+    table = Table(*("image", "label", "confidence", "total", "aleatoric", "epistemic", "score"))
     for i, path in enumerate(images):
-        numbers = (p.confidence[i], p.total[i], p.aleatoric[i], p.epistemic[i])
+        numbers = (p.confidence[i], p.total[i], p.aleatoric[i], p.epistemic[i], score[i])
         label = classes[int(p.labels[i])]
         table.add_row(
             escape(str(path)), escape(label), *(f"{float(value):.3f}" for value in numbers)

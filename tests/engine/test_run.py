@@ -166,3 +166,17 @@ def test_measuring_again_replaces_the_results(make: Make, splits: Splits, tmp_pa
     assert second["cost"]["members"] == 12
     assert RunDir(tmp_path).results() == second
     assert RunDir(tmp_path).arrays()["examples/test/members"].shape == (12, 1, 10)
+
+
+def test_a_finished_run_is_measured_again_where_other_measures_are_asked_for(
+    make: Make, splits: Splits, tmp_path: Path
+) -> None:
+    config = make("lpbnn")
+    first = run(config, tmp_path, splits=splits)
+    weights = (tmp_path / "weights.safetensors").read_bytes()
+    more = replace(config, evaluate=replace(config.evaluate, samples=3))
+    again = run(more, tmp_path, resume=True, splits=splits)
+    assert first["cost"]["members"] == 4
+    assert again["cost"]["members"] == 12
+    assert (tmp_path / "weights.safetensors").read_bytes() == weights
+    assert run(more, tmp_path, resume=True, splits=splits) == again

@@ -78,6 +78,11 @@ def bench_layers(
 
     LP-BNN draws its factors and adds its two penalties in every step, as in training.
     """
+    if repeats < 2 or threads < 1 or members < 1 or batch % members:
+        raise ValueError(
+            f"repeats={repeats}, threads={threads}, members={members}: expected at least 2 repeats, 1 "
+            f"thread, and members that divide the batch of {batch}."
+        )
     x = torch.randn(batch, channels, size, size, requires_grad=True)
     upstream = torch.randn(batch, channels, size, size)
 

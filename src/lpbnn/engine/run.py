@@ -80,7 +80,12 @@ def run(
     fabric = launch(config)
     plan = _together(fabric, lambda: _plan(config, target, resume, overwrite))
     if plan == "finished":
-        return target.results()
+        same = config.to_data()["evaluate"] == target.results()["evaluate"]
+        if same or not fabric.is_global_zero:
+            return target.results()
+        return reevaluate(
+            folder, config.evaluate, splits
+        )  # trained already, but measured otherwise
     splits = splits if splits is not None else load_data(config)
     info = DataInfo.of(splits)
     check_corruptions(config.evaluate, info)
@@ -208,7 +213,10 @@ def _measure(
     try:
         found = evaluate(model, splits, config, fabric)
     except NotFinite as error:  # a result as well: the row of the table says that it diverged
-        found = Evaluation({"test": None, "error": str(error)}, {})
+        nothing = dict.fromkeys(("test", "uncertainty", "corruption", "cost"))
+        parts = {"diversity": {"test": None, "corrupted": None}, "ood": {}}
+        found = Evaluation({**nothing, **parts, "error": str(error)}, {})
+        train = {**train, "diverged": train["diverged"] or train["epochs"]}
     results = {
         "format": FORMAT,
         "method": config.method,

@@ -91,6 +91,7 @@ def snapshot(model: nn.Module) -> dict[str, Tensor]:
 
 
 def is_finite(model: nn.Module) -> bool:
-    """Whether every parameter is a real number; waits for the device once."""
-    checks = [parameter.detach().isfinite().all() for parameter in model.parameters()]
+    """Whether every parameter and statistic is a real number; waits for the device once."""
+    tensors = [t.detach() for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()]
+    checks = [tensor.isfinite().all() for tensor in tensors]
     return not checks or bool(torch.stack(checks).all())

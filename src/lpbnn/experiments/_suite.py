@@ -70,5 +70,5 @@ def _in_processes(
 
 
 def _one(config: RunConfig, folder: Path) -> None:
-    """A finished run with this config is kept, a stopped one resumed, any other one begun anew."""
+    """A finished run is kept (measured again if other measures are asked for), a stopped one resumed."""
     run(replace(config, progress=False), folder, resume=folder.exists())

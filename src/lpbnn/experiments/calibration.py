@@ -33,6 +33,9 @@ def run(config: Config, console: Console) -> Path:
 
 def table(results: list[dict[str, Any]]) -> Table:
     """Mean ECE over seeds and the 15 corruptions, by method and severity."""
+    results = [
+        result for result in results if result["corruption"]
+    ]  # one that is not finite has none
     severities = sorted(
         {level for result in results for level in result["corruption"]["severities"]}
     )

@@ -63,6 +63,6 @@ def run(config: Config, console: Console) -> Path:
     console.print(f"{len(chosen)} methods x {config.seeds} seeds on digits, into {config.out}")
     folders = run_all(configs, config.out, console, config.jobs)
     print_table(comparison(folders), console)
-    written = write_report(folders, config.report, title="Eleven methods on digits")
+    written = write_report(folders, config.report, title=f"{len(chosen)} methods on digits")
     console.print(f"the whole report: {written}")
     return written

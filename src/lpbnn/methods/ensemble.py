@@ -7,6 +7,9 @@ would have alone**, so learning rate, weight decay and schedule are those of a s
 reported ``nll`` is the mean over members, comparable with other methods; its gradient is that of the sum.
 (Only clipping by a global norm ties members together: it sees them all at once.)
 
+All members see the same batches in the same order; what makes them differ is where they begin. For data
+orders of their own, train separate runs and join them with ``from_members``.
+
 The first member is the given network, the others are copies with initial weights of their own. Finished
 runs become members with ``from_members``.
 

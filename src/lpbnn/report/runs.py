@@ -63,7 +63,8 @@ class Run:
             path=source.path,
             method=config["method"],
             seed=config["seed"],
-            settings=flat(config),
+            # Measured again, a run is what it was measured with last.
+            settings=flat({**config, "evaluate": results.get("evaluate") or config["evaluate"]}),
             results=results,
             data=source.data(),
             sessions=sessions,
@@ -130,7 +131,7 @@ class Group:
 
 def read_runs(runs: Iterable["str | Path | RunDir | Run"]) -> list[Run]:
     """All of them, or a ``ValueError`` where there are none."""
-    found = [Run.read(run) for run in runs]
+    found = list({run.path.resolve(): run for run in map(Run.read, runs)}.values())  # each run once
     if not found:
         raise ValueError("no run was given; expected the folders of one or more finished runs.")
     return found
