@@ -80,7 +80,14 @@ def test_train_compare_report_predict(
     settings = json.loads((trained / "results.json").read_text())["evaluate"]
     assert (settings["batch_size"], settings["examples"]) == (50, 1)  # what is not given stays
     lpbnn("compare", trained, trained)
-    assert "n=2" not in capsys.readouterr().out  # the same run twice is one run
+    shown = capsys.readouterr().out
+    assert "n=2" not in shown  # the same run twice is one run
+    assert "rows differ" not in shown
+    other = tmp_path / "other"
+    lpbnn("train", *FAST, "--method", "edl", "--epochs", 1, "-o", other)
+    capsys.readouterr()
+    lpbnn("compare", trained, other)
+    assert "The rows differ in epochs (2, 1)." in capsys.readouterr().out
 
 
 def test_options_reach_method_backbone_and_data(tmp_path: Path) -> None:

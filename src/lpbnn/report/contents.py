@@ -48,9 +48,8 @@ def compare(groups: Sequence[Group], reference: PaperTable | None = None) -> Tab
         for group in groups
     }
     data = groups[0].runs[0].data
-    return build(
-        f"Comparison on {data.name}", columns, groups, cells, _corruption_notes(groups), reference
-    )
+    notes = _fairness_notes(groups) + _corruption_notes(groups)
+    return build(f"Comparison on {data.name}", columns, groups, cells, notes, reference)
 
 
 def diversity(groups: Sequence[Group]) -> Table:
@@ -107,6 +106,16 @@ def _measured(values: Iterable[float | None]) -> Cell:
 def measured_on(groups: Sequence[Group], key: str) -> list[str]:
     """The sets that any run was measured on."""
     return list(dict.fromkeys(n for g in groups for r in g.runs for n in r.at(key) or {}))
+
+
+def _fairness_notes(groups: Sequence[Group]) -> list[str]:
+    """What the rows do not share although a fair comparison would."""
+    differing = []
+    for name in ("backbone", "epochs", "batch_size", "precision"):
+        values = dict.fromkeys(str(group.settings.get(name)) for group in groups)
+        if len(values) > 1:
+            differing.append(f"{name.replace('_', ' ')} ({', '.join(values)})")
+    return [f"The rows differ in {', '.join(differing)}."] if differing else []
 
 
 def _corruption_notes(groups: Sequence[Group]) -> list[str]:
