@@ -140,6 +140,15 @@ def test_a_network_that_cannot_take_the_data_is_told_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
+def test_paths_of_the_evaluation_are_checked_before_training(
+    image: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--evaluate.corruptions", "--evaluate.corruption-root", image / "inside"]
+    said = failing(capsys, "train", *FAST, *options, "-o", tmp_path / "run")
+    assert "corruption_root" in said
+    assert not (tmp_path / "run").exists()
+
+
 def test_resuming_takes_the_settings_of_the_run(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,6 +44,14 @@ def check_corruptions(settings: EvalConfig, info: DataInfo) -> None:
             f"evaluate.frost is {settings.frost!r}, which is no folder; expected the published frost "
             "pictures. Fix: correct the path, or leave it out for procedural frost."
         )
+    if settings.corruptions and settings.corruption_root:
+        try:
+            Path(settings.corruption_root).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(
+                f"evaluate.corruption_root is {settings.corruption_root!r}, which is no folder and cannot "
+                f"become one ({error}). Fix: correct the path, or leave it out."
+            ) from error
 
 
 def corruption_results(predictor: Predictor, splits: Splits) -> dict[str, Any]:
