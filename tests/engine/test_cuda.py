@@ -100,7 +100,8 @@ def test_no_step_waits_for_the_device(
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 def test_compiled_for_the_gpu(on_gpu: Make, splits: Splits) -> None:
-    config = on_gpu("rank1", compile=True, precision="bf16", epochs=4)
+    optim = OptimConfig(lr=0.02)  # at the default rate so little data hardly moves the loss
+    config = on_gpu("rank1", compile=True, precision="bf16", epochs=4, optim=optim)
     training = fit(build_model(config, DataInfo.of(splits)), splits, config)
     assert training.epochs == 4
-    assert training.diverged is None
+    assert training.rows[-1]["nll"] < training.rows[0]["nll"]
