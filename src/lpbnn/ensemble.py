@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lpbnn.convert import replace_modules
 from lpbnn.layers import SUPPORTED, Draw, FastWeight, draw_layers, held
+from lpbnn.losses import require_tensor
 from lpbnn.members import (
     BatchMode,
     gather,
@@ -166,10 +167,7 @@ class FastWeightEnsemble(Model):
         """Mean NLL of the members' rows; every example counts once."""
         args, kwargs = as_call(x)
         batch = batch_size(args, kwargs)
-        if not isinstance(y, Tensor):
-            raise TypeError(
-                f"targets are a tensor; got {type(y).__name__}. Fix: torch.as_tensor(y)."
-            )
+        require_tensor(y)
         if y.shape[:1] != (batch,):
             raise ValueError(
                 f"{batch} examples need as many targets; got y of shape {tuple(y.shape)}."

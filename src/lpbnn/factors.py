@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lpbnn.losses import at_least_float32
+
 Init = Literal["normal", "signs"]
 INITS: tuple[str, ...] = get_args(Init)
 
@@ -214,10 +216,6 @@ def gaussian(mean: Tensor, std: Tensor, samples: int) -> Tensor:
 def repeat(factor: Tensor, samples: int) -> Tensor:
     """(J, d) to (samples * J, d), sample-major."""
     return factor if samples == 1 else factor.repeat(samples, 1)
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def device_of(module: nn.Module) -> torch.device:

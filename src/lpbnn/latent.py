@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from lpbnn.factors import (
     Factors,
     Init,
-    at_least_float32,
     device_of,
     full_precision,
     gaussian,
@@ -18,6 +17,7 @@ from lpbnn.factors import (
     repeat,
     stack,
 )
+from lpbnn.losses import at_least_float32
 
 
 class LatentFactors(Factors):

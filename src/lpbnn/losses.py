@@ -12,6 +12,11 @@ TASKS: tuple[str, ...] = get_args(Task)
 MIN_VARIANCE = 1e-6
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """Half precision becomes float32; anything wider stays."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
 def split_gaussian(outputs: Tensor) -> tuple[Tensor, Tensor]:
     """Regression outputs (..., 2K) to mean and variance (..., K): variance = softplus(second half).
 
@@ -25,7 +30,7 @@ def split_gaussian(outputs: Tensor) -> tuple[Tensor, Tensor]:
             f"a regression network has two outputs per target (mean, spread); got "
             f"{outputs.shape[-1]} outputs. Double the width of its last layer."
         )
-    mean, raw = outputs.float().chunk(2, -1) if _is_half(outputs) else outputs.chunk(2, -1)
+    mean, raw = at_least_float32(outputs).chunk(2, -1)
     return mean, F.softplus(raw) + MIN_VARIANCE
 
 
@@ -74,12 +79,16 @@ def nll(
     return cells.sum() / counted.sum().clamp_min(torch.finfo(cells.dtype).tiny)
 
 
+def require_tensor(targets: object) -> None:
+    """Refuse targets that are no tensor, a list of labels for example."""
+    if not isinstance(targets, Tensor):
+        given = type(targets).__name__
+        raise TypeError(f"targets are a tensor; got {given}. Fix: torch.as_tensor(y).")
+
+
 def check_targets(outputs: Tensor, targets: Tensor, task: Task) -> None:
     """Refuse targets whose shape or type does not fit; values are not looked at (no device sync)."""
-    if not isinstance(targets, Tensor):
-        raise TypeError(
-            f"targets are a tensor; got {type(targets).__name__}. Fix: torch.as_tensor(y)."
-        )
+    require_tensor(targets)
     if task == "regression":
         expected = (outputs.shape[0], outputs.shape[-1] // 2)
         fits = targets.numel() == expected[0] * expected[1] and targets.is_floating_point()
@@ -93,7 +102,3 @@ def check_targets(outputs: Tensor, targets: Tensor, task: Task) -> None:
             f"{task} with outputs of shape {tuple(outputs.shape)} needs {kind} of shape {expected}; "
             f"got {targets.dtype} of shape {tuple(targets.shape)}."
         )
-
-
-def _is_half(x: Tensor) -> bool:
-    return x.dtype in (torch.bfloat16, torch.float16)

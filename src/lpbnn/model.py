@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from lpbnn.losses import Task, nll, split_gaussian
+from lpbnn.losses import Task, at_least_float32, nll, split_gaussian
 
 if TYPE_CHECKING:
     from lpbnn.predict import Prediction
@@ -93,8 +93,7 @@ class Model(nn.Module):
             )
         if regression:
             return split_gaussian(outputs)
-        wide = outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
-        return wide.softmax(2), None
+        return at_least_float32(outputs).softmax(2), None
 
     def strangeness(self, outputs: Tensor) -> Tensor | None:
         """The method's own uncertainty of member outputs, (S, B, ...), where probabilities lose it."""

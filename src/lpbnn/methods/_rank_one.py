@@ -53,6 +53,11 @@ def check_num_data(num_data: int | None, method: str) -> int:
         ) from error
 
 
+def annealed(epoch: int, epochs: int, share: float) -> float:
+    """Weight of the KL in an epoch (from 0): grows in equal steps to 1 over ``share`` of the epochs."""
+    return min(1.0, (epoch + 1) / max(1.0, share * epochs))
+
+
 def wrap(
     net: nn.Module, config: RankOneConfig, factors: Callable[[int, int, int], Factors]
 ) -> nn.Module:

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lpbnn.model import Model, Pass, Terms, as_call, batch_size, total
+from lpbnn.model import Model, Pass, Terms, as_call, at_least_one, batch_size, total
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +39,7 @@ class Config:
     num_data: int | None = None  # not needed: there is no KL; taken so that methods can be swapped
 
     def __post_init__(self) -> None:
-        if not isinstance(self.members, int) or self.members < 1:
-            raise ValueError(f"members={self.members!r}: expected an integer of at least 1.")
+        at_least_one("members", self.members)
 
 
 class DeepEnsemble(Model):

@@ -34,7 +34,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from lpbnn.convert import Conversion, Filter, convert, disable_fused_paths, replace_modules
 from lpbnn.layers import SUPPORTED
 from lpbnn.members import gather, spread_tree
-from lpbnn.model import Model, Pass, Terms, as_call, batch_size, total
+from lpbnn.model import Model, Pass, Terms, as_call, at_least_one, batch_size, total
 from lpbnn.wrapper import Wrapper
 
 RATE = 0.1  # of inserted dropout, unless another is given
@@ -59,8 +59,7 @@ class Config:
     num_data: int | None = None  # not needed: there is no KL; taken so that methods can be swapped
 
     def __post_init__(self) -> None:
-        if not isinstance(self.members, int) or self.members < 1:
-            raise ValueError(f"members={self.members!r}: expected an integer of at least 1.")
+        at_least_one("members", self.members)
         if self.rate is not None and not 0 < self.rate < 1:
             raise ValueError(
                 f"rate={self.rate!r}: expected a number between 0 and 1, without them."

@@ -33,9 +33,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lpbnn.convert import Conversion, Filter, convert
-from lpbnn.factors import at_least_float32, full_precision, kl_to_standard_normal
-from lpbnn.methods._rank_one import check_num_data
-from lpbnn.model import Model, Pass, Terms, as_call, batch_size, total, two_groups
+from lpbnn.factors import full_precision, kl_to_standard_normal
+from lpbnn.losses import at_least_float32
+from lpbnn.methods._rank_one import annealed, check_num_data
+from lpbnn.model import Model, Pass, Terms, as_call, at_least_one, batch_size, total, two_groups
 from lpbnn.wrapper import Wrapper
 
 
@@ -51,8 +52,7 @@ class Config:
     exclude: Filter = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.members, int) or self.members < 1:
-            raise ValueError(f"members={self.members!r}: expected an integer of at least 1.")
+        at_least_one("members", self.members)
         for name, value in (("std", self.std), ("prior_std", self.prior_std)):
             if value is not None and not value > 0:
                 raise ValueError(f"{name}={value!r}: expected a number above 0.")
@@ -220,7 +220,7 @@ class MeanField(Model):
         return two_groups(slow, list(posterior.values()), weight_decay, lr, 1.0)
 
     def before_epoch(self, epoch: int, epochs: int) -> None:
-        self.kl_weight = min(1.0, (epoch + 1) / max(1.0, self.anneal * epochs))
+        self.kl_weight = annealed(epoch, epochs, self.anneal)
 
 
 def build(net: nn.Module, config: Config, **model_options: Any) -> Model:

@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_map_only
 from lpbnn.convert import convert
 from lpbnn.layers import SUPPORTED, TRANSPOSED
 from lpbnn.members import gather, spread_tree
-from lpbnn.model import Model, Terms, as_call, batch_size, total
+from lpbnn.model import Model, Terms, as_call, at_least_one, batch_size, total
 from lpbnn.wrapper import Wrapper
 
 
@@ -44,9 +44,7 @@ class Config:
 
     def __post_init__(self) -> None:
         for name in ("members", "batch_repetitions"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r}: expected an integer of at least 1.")
+            at_least_one(name, getattr(self, name))
         if not 0 <= self.input_repetition <= 1:
             raise ValueError(
                 f"input_repetition={self.input_repetition!r}: expected a share between 0 and 1."

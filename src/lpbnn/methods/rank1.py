@@ -18,7 +18,7 @@ from torch import nn
 
 from lpbnn.ensemble import FastWeightEnsemble
 from lpbnn.factors import GaussianFactors
-from lpbnn.methods._rank_one import RankOneConfig, check_num_data, ensemble_options, wrap
+from lpbnn.methods._rank_one import RankOneConfig, annealed, check_num_data, ensemble_options, wrap
 from lpbnn.model import Model, Terms
 
 
@@ -54,7 +54,7 @@ class RankOne(FastWeightEnsemble):
         return {"kl": torch.stack(kl).sum() * (self.kl_weight / self.num_data)}
 
     def before_epoch(self, epoch: int, epochs: int) -> None:
-        self.kl_weight = min(1.0, (epoch + 1) / max(1.0, self.anneal * epochs))
+        self.kl_weight = annealed(epoch, epochs, self.anneal)
 
 
 def build(net: nn.Module, config: Config, **model_options: Any) -> Model:

@@ -51,7 +51,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lpbnn.factors import at_least_float32
-from lpbnn.model import Model, Pass, as_call, batch_size
+from lpbnn.model import Model, Pass, as_call, at_least_one, batch_size
 from lpbnn.predict import evaluating
 
 
@@ -67,9 +67,7 @@ class Config:
 
     def __post_init__(self) -> None:
         for name in ("members", "features"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r}: expected an integer of at least 1.")
+            at_least_one(name, getattr(self, name))
         for name in ("frequency", "mean_noise", "variance_noise"):
             if getattr(self, name) < 0:
                 raise ValueError(
