@@ -52,6 +52,7 @@ class FastWeightEnsemble(Model):
         spread_at: path of the module where the batch becomes members; "" is the whole network.
             None finds it: the smallest part that holds every converted layer.
         fast_lr: learning rate of the fast weights, as a factor.
+        repeat_last: share of the epochs, at the end, in which the batch is repeated after all.
     """
 
     def __init__(
@@ -62,10 +63,13 @@ class FastWeightEnsemble(Model):
         batch_norm: BatchNormMode = "shared",
         spread_at: str | Sequence[str] | None = None,
         fast_lr: float = 1.0,
+        repeat_last: float = 0.0,
         **model_options: Any,
     ) -> None:
         super().__init__(net, **model_options)
         self.batch_mode: BatchMode = batch_mode
+        self.now_batch_mode: BatchMode = batch_mode
+        self.repeat_last = repeat_last
         self.fast_lr = fast_lr
         counts = {layer.factors.members for layer in self.layers}
         if len(counts) != 1:
@@ -172,10 +176,14 @@ class FastWeightEnsemble(Model):
             raise ValueError(
                 f"{batch} examples need as many targets; got y of shape {tuple(y.shape)}."
             )
-        mode: BatchMode = self.batch_mode if self.training else "repeat"
+        mode: BatchMode = self.now_batch_mode if self.training else "repeat"
         outputs = self.rows(args, kwargs, draw_layers(self.layers), mode)
         weights = row_weights(batch, self.members, mode, outputs.device)
         return self.nll(outputs, spread(y, self.members, mode), weights)
+
+    def before_epoch(self, epoch: int, epochs: int) -> None:
+        late = epoch >= epochs - round(self.repeat_last * epochs)
+        self.now_batch_mode = "repeat" if late else self.batch_mode
 
     def penalties(self) -> Terms:
         """What the method adds to the NLL, weighted, by name."""

@@ -114,10 +114,16 @@ class Model(nn.Module):
         return 1 - prediction.confidence
 
     def before_epoch(self, epoch: int, epochs: int) -> None:
-        """A training loop calls this before every epoch (from 0) of ``epochs``: annealing."""
+        """A training loop calls this before every epoch (from 0) of ``epochs``: annealing.
 
-    def after_step(self, lr: float = 0.0) -> None:
-        """A training loop calls this after every optimizer step, gradients still there, with its rate."""
+        What it changes is best a buffer: a compiled step is compiled anew for another Python number.
+        """
+
+    def after_step(self, lr: float | Tensor = 0.0) -> None:
+        """A training loop calls this after every optimizer step, gradients still there, with its rate.
+
+        The rate is a tensor where the step is recorded as a CUDA graph: to be computed with, not read.
+        """
 
     def after_fit(self, batches: Iterable[tuple[Any, Tensor]]) -> None:
         """A training loop calls this at the end, with the training batches: last statistics."""

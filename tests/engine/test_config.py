@@ -29,6 +29,7 @@ CHANGED = RunConfig(
     evaluate=EvalConfig(3, 64, 512, False, True, (1, 5), "/c", 100, "/frost", 2),
     precision="bf16",
     compile=True,
+    graph=False,
     channels_last=True,
     device="cpu",
     devices=2,

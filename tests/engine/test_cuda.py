@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from lpbnn import methods
 from lpbnn.data import Splits
-from lpbnn.engine import AugmentConfig, EvalConfig, OptimConfig, RunConfig
+from lpbnn.engine import AugmentConfig, EvalConfig, OptimConfig, RunConfig, ScheduleConfig
 from lpbnn.engine.build import DataInfo, build_model
 from lpbnn.engine.run import load_run, run
 from lpbnn.engine.rundir import RunDir
-from lpbnn.engine.train import _Loop, fit
+from lpbnn.engine.step import WARM_UP, Means, Step
+from lpbnn.engine.train import fit
 from lpbnn.model import Model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -54,7 +56,7 @@ def test_a_stopped_run_goes_on(
     on_gpu: Make, splits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
     gentle = OptimConfig(lr=1e-3)  # the GPU rounds differently each time: it must not be blown up
-    config, steps = on_gpu(precision=precision, epochs=3, optim=gentle), 0
+    config, steps = on_gpu(precision=precision, epochs=3, optim=gentle, graph=False), 0
 
     def stop(self: Model, lr: float) -> None:
         nonlocal steps
@@ -73,25 +75,42 @@ def test_a_stopped_run_goes_on(
         torch.testing.assert_close(tensor, through[name], rtol=1e-2, atol=1e-3, msg=name)
 
 
-@pytest.mark.parametrize("method", ["mcp", "lpbnn", "batchensemble", "rank1", "ensemble"])
+@pytest.mark.parametrize("method", ["mcp", "lpbnn", "batchensemble", "rank1", "ensemble", "tradi"])
 @pytest.mark.parametrize("clip", [None, 1.0])
+@pytest.mark.parametrize("graph", [True, False])
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_no_step_waits_for_the_device(
-    on_gpu: Make, splits: Splits, monkeypatch: pytest.MonkeyPatch, method: str, clip: float | None
+    on_gpu: Make,
+    splits: Splits,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    clip: float | None,
+    graph: bool,
 ) -> None:
-    """From the first step of an epoch until its losses are read, a wait is an error."""
-    read = _Loop.read
+    """Once steps are recorded, from one step of an epoch until its losses are read a wait is an error."""
+    read, step, begin = Means.read, Step.__call__, Step.begin
+    seen = 0
 
-    def watch(self: Model, lr: float) -> None:
-        torch.cuda.set_sync_debug_mode("error")
+    def beginning(self: Step) -> Any:
+        nonlocal seen
+        seen = 0
+        return begin(self)
 
-    def reading(self: _Loop, *args: Any) -> Any:
+    def watch(self: Step, *args: Any) -> None:
+        nonlocal seen
+        step(self, *args)
+        seen += 1
+        if seen > WARM_UP:  # by now this epoch's recording is made
+            torch.cuda.set_sync_debug_mode("error")
+
+    def reading(self: Means) -> Any:
         torch.cuda.set_sync_debug_mode("default")
-        return read(self, *args)
+        return read(self)
 
-    monkeypatch.setattr(Model, "after_step", watch)
-    monkeypatch.setattr(_Loop, "read", reading)
-    config = on_gpu(method, batch_size=32, optim=OptimConfig(lr=0.05, clip=clip))
+    monkeypatch.setattr(Step, "begin", beginning)
+    monkeypatch.setattr(Step, "__call__", watch)
+    monkeypatch.setattr(Means, "read", reading)
+    config = on_gpu(method, batch_size=16, optim=OptimConfig(lr=0.05, clip=clip), graph=graph)
     try:
         assert fit(build_model(config, DataInfo.of(splits)), splits, config).epochs == 2
     finally:
@@ -105,3 +124,48 @@ def test_compiled_for_the_gpu(on_gpu: Make, splits: Splits) -> None:
     training = fit(build_model(config, DataInfo.of(splits)), splits, config)
     assert training.epochs == 4
     assert training.rows[-1]["nll"] < training.rows[0]["nll"]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("method", methods.names())
+def test_replayed_steps_train_as_ordinary_ones(
+    on_gpu: Make, splits: Splits, method: str, optimizer: str
+) -> None:
+    """Same order, same noise, same rates: the logs of three epochs agree, KL annealing included."""
+    optim = OptimConfig(optimizer, lr=1e-3 if optimizer == "adamw" else 0.01, clip=1.0)
+    schedule = ScheduleConfig("cosine", warmup=1)
+    logs = []
+    for graph in (True, False):
+        config = on_gpu(
+            method, graph=graph, optim=optim, schedule=schedule, epochs=3, batch_size=32
+        )
+        torch.manual_seed(0)
+        model = build_model(config, DataInfo.of(splits))
+        logs.append(fit(model, splits, config).rows)
+    for replayed, ordinary in zip(*logs, strict=True):
+        for name in set(ordinary) - {"seconds", "images_per_second"}:
+            assert replayed[name] == pytest.approx(ordinary[name], rel=0.02, abs=2e-3), name
+
+
+def test_a_replayed_run_is_stopped_and_goes_on(
+    on_gpu: Make, splits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = on_gpu("lpbnn", epochs=4, optim=OptimConfig(lr=1e-3))
+    step, seen = Step.__call__, 0
+
+    def stop(self: Step, *args: Any) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == 9:
+            raise KeyboardInterrupt
+        step(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Step, "__call__", stop)
+        with pytest.raises(KeyboardInterrupt, match="Resume with"):
+            run(config, tmp_path / "a", splits=splits)
+    run(None, tmp_path / "a", resume=True, splits=splits)
+    run(config, tmp_path / "b", splits=splits)
+    through = RunDir(tmp_path / "b").state_dict()
+    for name, tensor in RunDir(tmp_path / "a").state_dict().items():
+        torch.testing.assert_close(tensor, through[name], rtol=1e-2, atol=1e-3, msg=name)

@@ -204,11 +204,11 @@ def test_compile_trains_to_the_same_weights(
         torch.testing.assert_close(fast[name], tensor, msg=name)
 
 
-@pytest.mark.parametrize(("method", "graphs"), [("lpbnn", 1), ("rank1", 2)])
+@pytest.mark.parametrize(("method", "graphs"), [("lpbnn", 1), ("rank1", 1)])
 def test_compile_does_not_compile_again_and_again(
     make: Make, splits: Splits, monkeypatch: pytest.MonkeyPatch, method: str, graphs: int
 ) -> None:
-    """Not for the short last batch, nor for a weight that changes every epoch (one more graph)."""
+    """Not for the short last batch, nor for a weight of the KL that changes every epoch."""
     from torch._dynamo.testing import CompileCounter
 
     torch._dynamo.reset()

@@ -163,6 +163,8 @@ class RunConfig:
     precision: Precision = "32"
     compile: bool = False
     """Compile the training step with torch.compile."""
+    graph: bool = True
+    """On one GPU, record the training step as a CUDA graph and replay it."""
     channels_last: bool = False
     """Keep images with the channels last in memory: faster convolutions on a GPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

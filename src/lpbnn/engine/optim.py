@@ -8,8 +8,13 @@ from lpbnn.engine.config import RunConfig, ScheduleConfig
 from lpbnn.model import Model
 
 
-def make_optimizer(model: Model, config: RunConfig, device: torch.device) -> torch.optim.Optimizer:
-    """SGD or AdamW over the model's own groups; each remembers its full rate as ``initial_lr``."""
+def make_optimizer(
+    model: Model, config: RunConfig, device: torch.device, capturable: bool = False
+) -> torch.optim.Optimizer:
+    """SGD or AdamW over the model's own groups; each remembers its full rate as ``initial_lr``.
+
+    ``capturable``: its steps will be recorded as part of a CUDA graph.
+    """
     optim = config.optim
     groups = model.parameter_groups(weight_decay=optim.weight_decay, lr=optim.lr)
     for group in groups:
@@ -18,10 +23,27 @@ def make_optimizer(model: Model, config: RunConfig, device: torch.device) -> tor
     scaled = config.precision == "fp16" and optim.clip is not None
     fused = True if device.type == "cuda" and not scaled else None
     if optim.name == "adamw":
-        return torch.optim.AdamW(groups, optim.lr, betas=(optim.momentum, 0.999), fused=fused)
+        betas = (optim.momentum, 0.999)
+        return torch.optim.AdamW(groups, optim.lr, betas, fused=fused, capturable=capturable)
     return torch.optim.SGD(
         groups, optim.lr, momentum=optim.momentum, nesterov=optim.nesterov, fused=fused
     )
+
+
+def tensor_rates(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Keep the rates on the device, where a recorded step reads them anew each time."""
+    for group in optimizer.param_groups:
+        group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=device)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, scale: float) -> None:
+    """Give every group ``scale`` times its full rate."""
+    for group in optimizer.param_groups:
+        rate = group["initial_lr"] * scale
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def factor(schedule: ScheduleConfig, step: int, steps_per_epoch: int, epochs: int) -> float:

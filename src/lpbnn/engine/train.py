@@ -4,8 +4,8 @@ Everything random comes from (seed, epoch): the order, the augmentation and, thr
 generators seeded at the start of every epoch, what the model draws. Checkpoints are made between
 epochs, so a resumed run repeats what the uninterrupted one did, on the CPU in float32 bit for bit.
 
-Losses are summed on the device and read every ``READ_EVERY`` steps and at the end of an epoch; no
-other line of the loop waits for the device.
+Losses are summed on the device and looked at every ``LOOK_EVERY`` steps, as far as they have arrived;
+nothing waits for the device before the end of an epoch.
 """
 
 import math
@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from lpbnn.data import Splits
 from lpbnn.engine import logs, weights
@@ -25,15 +24,16 @@ from lpbnn.engine.feed import Feed, noise_seed
 from lpbnn.engine.files import Interrupted
 from lpbnn.engine.launch import launch
 from lpbnn.engine.memory import peak_memory, reset_peak_memory
-from lpbnn.engine.optim import factor, make_optimizer
+from lpbnn.engine.optim import factor
 from lpbnn.engine.rundir import CHECKPOINT, TENSORBOARD, Row, RunDir
 from lpbnn.engine.scoring import NotFinite, validate
-from lpbnn.model import LossStep, Model, Terms
+from lpbnn.engine.step import Means, Step
+from lpbnn.model import Model
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-READ_EVERY = 50  # steps
+LOOK_EVERY = 50  # steps
 
 
 @dataclass
@@ -85,24 +85,6 @@ def fit(
     return loop.training
 
 
-class TrainStep(LossStep):
-    """The model's loss as a forward pass, compiled for batches of one size where that is asked for.
-
-    Fabric's ``mark_forward_method("loss")`` would do for DDP, but on a single device it goes past
-    autocast.
-    """
-
-    def __init__(self, model: Model, compiled_for: int | None = None) -> None:
-        super().__init__(model)
-        self.size = compiled_for
-        self.compiled = torch.compile(model.loss) if compiled_for else model.loss
-
-    def forward(self, x: Any, y: Tensor) -> Terms:
-        # A second batch size would make the compiler give up the fast kernels of the first one: the
-        # rest at the end of an epoch goes uncompiled.
-        return self.compiled(x, y) if len(y) == self.size else super().forward(x, y)
-
-
 class _Loop:
     """The state of one training."""
 
@@ -121,9 +103,7 @@ class _Loop:
         fabric.to_device(model)
         if config.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        optimizer = make_optimizer(model, config, fabric.device)
-        size = self.feed.batch_size // self.feed.world if config.compile else None
-        self.step, self.optimizer = fabric.setup(TrainStep(model, size), optimizer)
+        self.step = Step(model, config, fabric, self.feed.batch_size // self.feed.world)
         self.training = Training()
         self.good = weights.snapshot(model)  # the last finite weights
         self.saved = 0  # the epoch of the last checkpoint
@@ -150,7 +130,11 @@ class _Loop:
         self.training.seconds += seconds
         self.training.peak_memory = max(self.training.peak_memory, peak_memory(self.fabric.device))
         images = means.pop("examples")
-        row: Row = {"epoch": epoch + 1, "lr": self.rate(epoch * self.feed.steps), **means}
+        row: Row = {
+            "epoch": epoch + 1,
+            "lr": self.config.optim.lr * self.scale(epoch * self.feed.steps),
+            **means,
+        }
         finite = all(map(math.isfinite, means.values())) and weights.is_finite(self.model)
         if finite and (scores := self.scores(epoch)) is not None:
             row |= scores
@@ -171,48 +155,20 @@ class _Loop:
         model.train()
         model.before_epoch(epoch, config.epochs)
         torch.manual_seed(noise_seed(config.seed, epoch, self.fabric.global_rank))
-        names: list[str] = []
-        total, means = torch.zeros((), device=self.fabric.device), {}
-        for number, (x, y) in enumerate(self.feed.epoch(epoch), start=1):
-            rate = self.rate(epoch * self.feed.steps + number - 1, apply=True)
-            self.optimizer.zero_grad()
-            terms = self.step(x, y)
-            self.fabric.backward(terms["loss"])
-            if config.optim.clip is not None:
-                self.fabric.clip_gradients(
-                    self.step,
-                    self.optimizer,
-                    max_norm=config.optim.clip,
-                    error_if_nonfinite=False,  # asking would wait for the device
-                )
-            self.optimizer.step()
-            model.after_step(rate)
-            names = names or [*terms, "examples"]
-            values = [*(term.detach().float() for term in terms.values()), total.new_ones(())]
-            total = total + torch.stack(values) * len(y)
-            if number % READ_EVERY == 0 or number == self.feed.steps:
-                means = self.read(names, total)
-                if self.bar is not None:
-                    self.bar.step(epoch, number, means, time.perf_counter() - started)
-                if not math.isfinite(means["loss"]):
-                    break
-        return means
+        means = Means(self.step)
+        with self.step.begin():
+            for number, (x, y) in enumerate(self.feed.epoch(epoch), start=1):
+                self.step(x, y, self.scale(epoch * self.feed.steps + number - 1))
+                if number % LOOK_EVERY == 0 and (seen := means.peek()) is not None:
+                    if self.bar is not None:
+                        self.bar.step(epoch, number, seen, time.perf_counter() - started)
+                    if not math.isfinite(seen["loss"]):
+                        break
+            return means.read()
 
-    def read(self, names: list[str], total: Tensor) -> dict[str, float]:
-        """The means so far over all processes: the one place that waits for the device."""
-        sums = self.fabric.all_reduce(total.clone(), reduce_op="sum").tolist()  # type: ignore[union-attr]
-        return {
-            **{name: s / sums[-1] for name, s in zip(names, sums, strict=True)},
-            "examples": sums[-1],
-        }
-
-    def rate(self, step: int, apply: bool = False) -> float:
-        """The learning rate at a step; ``apply`` gives every group its own."""
-        scale = factor(self.config.schedule, step, self.feed.steps, self.config.epochs)
-        if apply:
-            for group in self.optimizer.param_groups:
-                group["lr"] = group["initial_lr"] * scale
-        return self.config.optim.lr * scale
+    def scale(self, step: int) -> float:
+        """The learning rate at a step, as a factor of the full one."""
+        return factor(self.config.schedule, step, self.feed.steps, self.config.epochs)
 
     def scores(self, epoch: int) -> dict[str, float] | None:
         """Validation metrics where they are due; None if the predictions are not finite."""
@@ -249,7 +205,7 @@ class _Loop:
         return {
             **progress,
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": self.step.optimizer.state_dict(),
             "precision": self.fabric.strategy.precision.state_dict(),
         }
 
@@ -259,7 +215,8 @@ class _Loop:
         if state is None:
             return
         weights.restore(self.model, state.pop("model"), str(folder / CHECKPOINT))
-        self.optimizer.load_state_dict(state.pop("optimizer"))
+        self.step.optimizer.load_state_dict(state.pop("optimizer"))
+        self.step.ready()
         self.fabric.strategy.precision.load_state_dict(state.pop("precision"))
         diverged = state["diverged"] is not None
         rows = folder.log(epochs=state["epochs"] + diverged)

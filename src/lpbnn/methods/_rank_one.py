@@ -22,6 +22,7 @@ class RankOneConfig:
     spread: float = 0.5  # standard deviation of the initial r and s around 1
     init: Init = "normal"  # or "signs": random +-1
     fast_lr: float = 1.0  # learning rate of the fast weights, as a factor
+    repeat_last: float = 0.0  # share of the epochs, at the end, trained with batch_mode "repeat"
     include: Filter = None  # path globs or layer types to convert; None: all
     exclude: Filter = None
     spread_at: str | None = None  # where the batch becomes members; None: found
@@ -30,12 +31,19 @@ class RankOneConfig:
         at_least_one("members", self.members)
         if self.spread < 0:
             raise ValueError(f"spread={self.spread!r}: expected a number of at least 0.")
+        check_share("repeat_last", self.repeat_last)
         if self.batch_mode not in BATCH_MODES:
             raise ValueError(f"batch_mode={self.batch_mode!r}: choose 'split' or 'repeat'.")
         if self.batch_norm not in BATCH_NORM_MODES:
             raise ValueError(f"batch_norm={self.batch_norm!r}: choose 'shared' or 'member'.")
         if self.init not in INITS:
             raise ValueError(f"init={self.init!r}: choose 'normal' or 'signs'.")
+
+
+def check_share(name: str, value: float) -> None:
+    """Refuse what is no share of the epochs."""
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name}={value!r}: expected a share of the epochs, from 0 to 1.")
 
 
 def check_num_data(num_data: int | None, method: str) -> int:
@@ -74,5 +82,5 @@ def wrap(
 
 
 def ensemble_options(config: RankOneConfig) -> dict[str, Any]:
-    names = ("batch_mode", "batch_norm", "spread_at", "fast_lr")
+    names = ("batch_mode", "batch_norm", "spread_at", "fast_lr", "repeat_last")
     return {name: getattr(config, name) for name in names}

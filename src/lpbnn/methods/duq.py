@@ -168,7 +168,7 @@ class RadialBasis(Model):
         return (rows * weights).sum() / weights.sum()
 
     @torch.no_grad()
-    def after_step(self, lr: float = 0.0) -> None:
+    def after_step(self, lr: float | Tensor = 0.0) -> None:
         if self._last is None:
             return
         (x, y), self._last = self._last, None  # released: a model is copied without its data

@@ -80,6 +80,7 @@ class Evidential(Model):
     """
 
     stochastic = False
+    kl_weight: Tensor
 
     def __init__(self, net: nn.Module, config: Config, **options: Any) -> None:
         super().__init__(net, **options)
@@ -91,7 +92,8 @@ class Evidential(Model):
         self.evidence = config.evidence
         self.anneal = config.anneal
         self.score_by = config.score
-        self.kl_weight = 1.0  # in a loop that never calls before_epoch: the full KL
+        # In a loop that never calls before_epoch: the full KL.
+        self.register_buffer("kl_weight", torch.ones(()), persistent=False)
 
     def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
         batch_size(args, kwargs)
@@ -121,7 +123,7 @@ class Evidential(Model):
         return total(risk=risk, kl=self.kl_weight * (wrong * weights).sum())
 
     def before_epoch(self, epoch: int, epochs: int) -> None:
-        self.kl_weight = min(1.0, epoch / self.anneal) if self.anneal else 1.0
+        self.kl_weight.fill_(min(1.0, epoch / self.anneal) if self.anneal else 1.0)
 
     def strangeness(self, outputs: Tensor) -> Tensor | None:
         """K / S of member outputs, (S, B, ...); None where confidence is to be the score."""

@@ -32,7 +32,14 @@ from torch import Tensor, nn
 
 from lpbnn.ensemble import FastWeightEnsemble
 from lpbnn.latent import LatentFactors
-from lpbnn.methods._rank_one import RankOneConfig, check_num_data, ensemble_options, wrap
+from lpbnn.methods._rank_one import (
+    RankOneConfig,
+    annealed,
+    check_num_data,
+    check_share,
+    ensemble_options,
+    wrap,
+)
 from lpbnn.model import Model, Terms, at_least_one
 
 Weighting = Literal["balanced", "equation", "authors"]
@@ -55,6 +62,8 @@ class Config(RankOneConfig):
         False  # r as drawn, as the released code has it; True lets r learn, as the paper writes
     )
     log_variance: float = -4.0  # of z, before training
+    anneal: float = 0.0  # share of the epochs over which the KL grows to its full weight
+    free_bits: float = 0.0  # KL in nats, per latent number, that costs nothing
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,25 +72,40 @@ class Config(RankOneConfig):
                 f"weighting={self.weighting!r} is not known; choose one of {', '.join(WEIGHTINGS)}."
             )
         at_least_one("latent", self.latent)
+        check_share("anneal", self.anneal)
+        if self.free_bits < 0:
+            raise ValueError(f"free_bits={self.free_bits!r}: expected a number of at least 0.")
 
 
 class LatentPosterior(FastWeightEnsemble):
     """J members whose r^ is drawn from the latent posterior in every pass."""
 
     term_weights: Tensor  # (2, L): of the KL and of the squared error, layer by layer
+    kl_weight: Tensor  # grows to 1 where the KL is annealed
 
     def __init__(self, net: nn.Module, config: Config, **options: Any) -> None:
         super().__init__(net, **options)
         self.num_data = check_num_data(config.num_data, "lpbnn")
-        self.weighting = config.weighting
+        self.weighting, self.anneal = config.weighting, config.anneal
+        self.free_nats = config.free_bits * config.latent
         weights = [WEIGHTINGS[self.weighting](self.num_data, f.inputs) for f in self._factors()]
         # Made once: a tensor made in every step would make the GPU wait for the host.
         self.register_buffer("term_weights", torch.tensor(weights).T, persistent=False)
+        self.register_buffer("kl_weight", torch.ones(()), persistent=False)
 
     def penalties(self) -> Terms:
         kl, squared_error = LatentFactors.terms(self._factors())
         a, b = self.term_weights.to(kl.dtype)
-        return {"kl": (a * kl).mean(), "reconstruction": (b * squared_error).mean()}
+        if self.free_nats:
+            kl = kl.clamp_min(self.free_nats)
+        return {
+            "kl": self.kl_weight * (a * kl).mean(),
+            "reconstruction": (b * squared_error).mean(),
+        }
+
+    def before_epoch(self, epoch: int, epochs: int) -> None:
+        super().before_epoch(epoch, epochs)
+        self.kl_weight.fill_(annealed(epoch, epochs, self.anneal))
 
     def _factors(self) -> list[LatentFactors]:
         return [layer.factors for layer in self.layers if isinstance(layer.factors, LatentFactors)]

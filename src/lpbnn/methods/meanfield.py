@@ -172,6 +172,7 @@ class MeanField(Model):
     """One network with a Gaussian over every weight of its converted layers (``conversion``)."""
 
     in_rows = False
+    kl_weight: Tensor
 
     def __init__(
         self, net: nn.Module, config: Config, conversion: Conversion, **options: Any
@@ -181,7 +182,8 @@ class MeanField(Model):
         self.members = config.members
         self.flipout = config.flipout
         self.anneal = config.anneal
-        self.kl_weight = 1.0  # in a loop that never calls before_epoch: the full KL
+        # In a loop that never calls before_epoch: the full KL.
+        self.register_buffer("kl_weight", torch.ones(()), persistent=False)
         self.conversion = conversion
         self.layers = [module for module in net.modules() if isinstance(module, GaussianLayer)]
 
@@ -220,7 +222,7 @@ class MeanField(Model):
         return two_groups(slow, list(posterior.values()), weight_decay, lr, 1.0)
 
     def before_epoch(self, epoch: int, epochs: int) -> None:
-        self.kl_weight = annealed(epoch, epochs, self.anneal)
+        self.kl_weight.fill_(annealed(epoch, epochs, self.anneal))
 
 
 def build(net: nn.Module, config: Config, **model_options: Any) -> Model:

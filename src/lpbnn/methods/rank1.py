@@ -14,7 +14,7 @@ import dataclasses
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lpbnn.ensemble import FastWeightEnsemble
 from lpbnn.factors import GaussianFactors
@@ -39,11 +39,14 @@ class Config(RankOneConfig):
 class RankOne(FastWeightEnsemble):
     """J members with Gaussian factors."""
 
+    kl_weight: Tensor
+
     def __init__(self, net: nn.Module, config: Config, **options: Any) -> None:
         super().__init__(net, **options)
         self.num_data = check_num_data(config.num_data, "rank1")
         self.anneal = config.anneal
-        self.kl_weight = 1.0  # in a loop that never calls before_epoch: the full KL
+        # In a loop that never calls before_epoch: the full KL.
+        self.register_buffer("kl_weight", torch.ones(()), persistent=False)
 
     def penalties(self) -> Terms:
         kl = [
@@ -54,7 +57,8 @@ class RankOne(FastWeightEnsemble):
         return {"kl": torch.stack(kl).sum() * (self.kl_weight / self.num_data)}
 
     def before_epoch(self, epoch: int, epochs: int) -> None:
-        self.kl_weight = annealed(epoch, epochs, self.anneal)
+        super().before_epoch(epoch, epochs)
+        self.kl_weight.fill_(annealed(epoch, epochs, self.anneal))
 
 
 def build(net: nn.Module, config: Config, **model_options: Any) -> Model:

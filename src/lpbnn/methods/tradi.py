@@ -168,11 +168,12 @@ class Tracked(Model):
             yield partial(self.of_members, range(start, min(start + width, self.members)))
 
     @torch.no_grad()
-    def after_step(self, lr: float = 0.0) -> None:
+    def after_step(self, lr: float | Tensor = 0.0) -> None:
         """One step of both filters; with ``lr``, the gradients of the step must still be there."""
         weights = dict(self.net.named_parameters())
         means, variances = self.mean.by_name(), self.variance.by_name()
-        if lr and all(weights[name].grad is None for name in means):
+        known = isinstance(lr, Tensor) or lr != 0  # a tensor is not read: it may be on a GPU
+        if known and all(weights[name].grad is None for name in means):
             raise RuntimeError(
                 f"after_step(lr={lr!r}) reads the gradients of the step, and there are none. Fix: call "
                 "it between optimizer.step() and zero_grad(), or without lr."
@@ -181,9 +182,10 @@ class Tracked(Model):
         for name, mean in means.items():
             weight, variance = weights[name], variances[name]
             gain_mean, gain_variance = self.memory.to(mean).reciprocal()
-            if lr and weight.grad is not None:
-                mean.sub_(weight.grad, alpha=lr)
-                variance.addcmul_(weight.grad, weight.grad, value=lr * lr)
+            if known and weight.grad is not None:
+                step = weight.grad * lr
+                mean.sub_(step)
+                variance.addcmul_(step, step)
             mean.lerp_(weight.to(mean.dtype), gain_mean)
             variance.lerp_((weight - mean).square(), gain_variance)
 

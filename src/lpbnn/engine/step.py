@@ -1,0 +1,195 @@
+"""One training step, all of it on the device; on one GPU it is replayed as a CUDA graph.
+
+A step is loss, gradients, clipping, the optimizer, the model's ``after_step`` and the sums for the log.
+A small network's step is hundreds of kernels of a few microseconds, which the host cannot start as fast
+as they end. So the step is recorded once and then started as a whole: the host only hands over the next
+batch and the learning rate, which live in tensors.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lpbnn.engine.config import RunConfig
+from lpbnn.engine.optim import make_optimizer, set_rate, tensor_rates
+from lpbnn.model import LossStep, Model, Terms
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+WARM_UP = 3  # ordinary steps before the recording: kernels are chosen, the optimizer gets its state
+
+
+class TrainStep(LossStep):
+    """The model's loss as a forward pass, compiled for batches of one size where that is asked for.
+
+    Fabric's ``mark_forward_method("loss")`` would do for DDP, but on a single device it goes past
+    autocast.
+    """
+
+    def __init__(self, model: Model, compiled_for: int | None = None) -> None:
+        super().__init__(model)
+        self.size = compiled_for
+        self.compiled = torch.compile(model.loss) if compiled_for else model.loss
+
+    def forward(self, x: Any, y: Tensor) -> Terms:
+        # A second batch size would make the compiler give up the fast kernels of the first one: the
+        # rest at the end of an epoch goes uncompiled.
+        return self.compiled(x, y) if len(y) == self.size else super().forward(x, y)
+
+
+class Step:
+    """The step of a run: ``step(x, y, scale)`` trains on a batch at ``scale`` times the full rate.
+
+    Args:
+        size: examples of a full batch in this process; only full ones are compiled and recorded.
+    """
+
+    def __init__(self, model: Model, config: RunConfig, fabric: "Fabric", size: int) -> None:
+        self.model, self.config, self.fabric, self.size = model, config, fabric, size
+        recorded = records(config, fabric)
+        optimizer = make_optimizer(model, config, fabric.device, capturable=recorded)
+        compiled_for = size if config.compile else None
+        self.module, self.optimizer = fabric.setup(TrainStep(model, compiled_for), optimizer)
+        self.recording = Recording(self._work, fabric.device) if recorded else None
+        self.rate: float | Tensor = config.optim.lr
+        self.names: list[str] = []
+        self.sums = torch.zeros((), device=fabric.device)
+        self.ready()
+
+    def ready(self) -> None:
+        """To be called when the optimizer's state was replaced."""
+        if self.recording is not None:
+            self.recording.forget()
+            tensor_rates(self.optimizer, self.fabric.device)
+            self.rate = torch.tensor(self.config.optim.lr, device=self.fabric.device)
+
+    def begin(self) -> AbstractContextManager[Any]:
+        """The context of an epoch, its sums at zero."""
+        self.sums = self.sums.zero_() if self.names else self.sums
+        if self.recording is None:
+            return nullcontext()
+        # What a model changes in Python before an epoch is not in the recording of the last one.
+        if type(self.model).before_epoch is not Model.before_epoch:
+            self.recording.forget()
+        return self.recording.on_its_stream()
+
+    def __call__(self, x: Any, y: Tensor, scale: float) -> None:
+        set_rate(self.optimizer, scale)
+        rate = self.config.optim.lr * scale
+        if isinstance(self.rate, Tensor):
+            self.rate.fill_(rate)
+        else:
+            self.rate = rate
+        if self.recording is not None and len(y) == self.size:
+            self.recording(x, y)
+        else:
+            self._work(x, y)
+
+    def _work(self, x: Any, y: Tensor) -> None:
+        self.optimizer.zero_grad()
+        terms = self.module(x, y)
+        self.fabric.backward(terms["loss"])
+        if self.config.optim.clip is not None:
+            self.fabric.clip_gradients(
+                self.module,
+                self.optimizer,
+                max_norm=self.config.optim.clip,
+                error_if_nonfinite=False,  # asking would wait for the device
+            )
+        self.optimizer.step()
+        self.model.after_step(self.rate)
+        if not self.names:
+            self.names = [*terms, "examples"]
+            self.sums = torch.zeros(len(self.names), device=self.fabric.device)
+        values = [term.detach().float() for term in terms.values()]
+        self.sums.add_(torch.stack([*values, torch.ones_like(values[0])]), alpha=len(y))
+
+
+def records(config: RunConfig, fabric: "Fabric") -> bool:
+    """Whether the step is recorded: on one GPU, without fp16's scaling of the loss."""
+    one_gpu = fabric.device.type == "cuda" and fabric.world_size == 1
+    return config.graph and one_gpu and config.precision != "fp16"
+
+
+class Recording:
+    """``work(x, y)``, replayed as a CUDA graph after a few ordinary calls; batches of one shape only."""
+
+    def __init__(self, work: Callable[[Any, Tensor], None], device: torch.device) -> None:
+        self.work, self.device = work, device
+        self.stream = torch.cuda.Stream(device)
+        self.pool = torch.cuda.graph_pool_handle()
+        self.warm_up = WARM_UP
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.x = self.y = torch.empty(0)
+
+    def forget(self) -> None:
+        """Record anew with the next batch."""
+        self.graph = None
+
+    def on_its_stream(self) -> AbstractContextManager[Any]:
+        """Gradients remember the stream they were first made on: all steps run on this one."""
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        return torch.cuda.stream(self.stream)
+
+    def __call__(self, x: Tensor, y: Tensor) -> None:
+        if self.warm_up:
+            self.warm_up -= 1
+            self.work(x, y)
+            return
+        if self.graph is None:
+            self.x, self.y = x.clone(), y.clone()
+            self.graph = self._record()
+        self.x.copy_(x)
+        self.y.copy_(y)
+        self.graph.replay()
+
+    def _record(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+                self.work(self.x, self.y)
+        except RuntimeError as error:
+            error.add_note(
+                "The training step could not be recorded as a CUDA graph: it waits for the device or "
+                "depends on values in Python. Fix: graph=False (--no-graph)."
+            )
+            raise
+        return graph
+
+
+class Means:
+    """The means of a step's sums on the host, a little late: nobody waits but at the end of an epoch."""
+
+    def __init__(self, step: Step) -> None:
+        self.step, self.fabric = step, step.fabric
+        self.host = torch.empty(0)
+        self.copied: torch.cuda.Event | None = None
+
+    def peek(self) -> dict[str, float] | None:
+        """What has arrived since the last call, if anything has; several processes must agree, and wait."""
+        if self.fabric.device.type != "cuda" or self.fabric.world_size > 1:
+            return self.read()
+        arrived = None
+        if self.copied is not None:
+            if not self.copied.query():
+                return None
+            arrived = self._means(self.host.tolist())
+        else:
+            self.host = torch.empty_like(self.step.sums, device="cpu", pin_memory=True)
+        self.host.copy_(self.step.sums, non_blocking=True)
+        self.copied = torch.cuda.Event()
+        self.copied.record()
+        return arrived
+
+    def read(self) -> dict[str, float]:
+        """The means so far over all processes: the one place that waits for the device."""
+        sums = self.fabric.all_reduce(self.step.sums.clone(), reduce_op="sum")
+        return self._means(sums.tolist())  # type: ignore[union-attr]
+
+    def _means(self, sums: list[float]) -> dict[str, float]:
+        means = {name: s / sums[-1] for name, s in zip(self.step.names, sums, strict=True)}
+        return {**means, "examples": sums[-1]}
