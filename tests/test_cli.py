@@ -227,3 +227,20 @@ def test_bench_prints_ratios(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     rows = json.loads((tmp_path / "bench.json").read_text())["rows"]
     assert [row["name"] for row in rows] == ["plain", "BatchEnsemble", "LP-BNN"]
     assert rows[0]["ratio"] == 1
+
+
+def test_keep_and_results(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "mcp-0"
+    shutil.copytree(trained, copy, ignore=shutil.ignore_patterns("*.pt", "*.safetensors", "*.npz"))
+    ledger = tmp_path / "results" / "digits"
+    lpbnn("keep", copy, "--into", ledger)
+    assert "kept" in capsys.readouterr().out
+    lpbnn("results", "--ledger", tmp_path / "results", "-o", tmp_path / "RESULTS.md")
+    assert "| MCP | 1 |" in (tmp_path / "RESULTS.md").read_text()
+    lpbnn("compare", ledger / "mcp-0.json")
+    assert "MCP" in capsys.readouterr().out
+    assert "no run folder was given" in failing(capsys, "keep", "--into", ledger)
+    assert "Fix" in failing(capsys, "keep", tmp_path / "nothing", "--into", ledger)
+    assert "holds no kept run" in failing(capsys, "results", "--ledger", tmp_path / "none")

@@ -1,12 +1,15 @@
 """Experiments run whole in a small form, print the paper's numbers beside ours, and resume."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from lpbnn import experiments
-from lpbnn.experiments import _cifar, demo, diversity, stability, table1
+from lpbnn.engine import EvalConfig, RunConfig
+from lpbnn.experiments import _cifar, _suite, demo, diversity, stability, table1
+from lpbnn.experiments._suite import run_all
 
 
 @pytest.fixture
@@ -57,7 +60,7 @@ def test_diversity_table(console: Console) -> None:
 
 
 def test_table1_is_the_papers_setting_by_preset() -> None:
-    config = _cifar.CifarConfig("cifar10", backbone="wrn-28-10", methods=("lpbnn", "duq"))
+    config = _cifar.CifarConfig(("cifar10",), backbone=("wrn-28-10",), methods=("lpbnn", "duq"))
     runs = _cifar.configs(config)
     assert len(runs) == 6
     run = runs["cifar10-wrn-28-10-lpbnn-0"]
@@ -76,3 +79,58 @@ def test_table1_is_the_papers_setting_by_preset() -> None:
     assert paper["accuracy"] == pytest.approx(0.9502)
     assert (paper["auroc"], paper["ece"]) == (0.9691, 0.0094)
     assert "auroc" not in table1.paper("cifar100-fast").rows["lpbnn"]
+
+
+def test_one_command_for_all_of_table1_one_seed_first() -> None:
+    config = table1.Config(
+        preset=("cifar10-fast", "cifar100-fast"),
+        backbone=("wrn-16-4", "wrn-28-10"),
+        methods=("mcp", "lpbnn"),
+        seeds=2,
+        corruption_images=1000,
+    )
+    runs = _cifar.configs(config)
+    assert [run.seed for run in runs.values()] == [0] * 8 + [1] * 8
+    assert {(run.data, run.backbone) for run in list(runs.values())[:8]} == {
+        (data, net) for data in ("cifar10", "cifar100") for net in ("wrn-16-4", "wrn-28-10")
+    }
+    assert runs["cifar100-fast-wrn-28-10-lpbnn-1"].evaluate.corruption_images == 1000
+    with pytest.raises(ValueError, match="unknown backbone"):
+        _cifar.configs(_cifar.CifarConfig(backbone=("wrn",)))
+
+
+def small(method: str, seed: int = 0) -> RunConfig:
+    measure = EvalConfig(examples=0)
+    return RunConfig(method, backbone="mlp", epochs=1, seed=seed, evaluate=measure, device="cpu")
+
+
+def test_what_the_ledger_holds_is_not_trained_again(tmp_path: Path, console: Console) -> None:
+    configs = {f"{name}-0": small(name) for name in ("mcp", "lpbnn")}
+    ledger = tmp_path / "ledger"
+    places = run_all(configs, tmp_path / "a", console, jobs=1, ledger=ledger)
+    assert places == [tmp_path / "a" / "mcp-0", tmp_path / "a" / "lpbnn-0"]
+    assert sorted(path.name for path in ledger.iterdir()) == ["lpbnn-0.json", "mcp-0.json"]
+    more = {**configs, "mcp-1": small("mcp", seed=1)}
+    places = run_all(more, tmp_path / "b", console, jobs=2, ledger=ledger)  # a bare machine
+    assert places == [ledger / "mcp-0.json", ledger / "lpbnn-0.json", tmp_path / "b" / "mcp-1"]
+    assert (ledger / "mcp-1.json").exists()
+    other = {"mcp-0": replace(small("mcp"), epochs=2)}
+    with pytest.raises(ValueError, match="another run of this name"):
+        run_all(other, tmp_path / "c", console, ledger=ledger)
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_run_that_breaks_does_not_stop_the_others(
+    tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(config: RunConfig, folder: Path, resume: bool) -> None:
+        if config.method == "mcp":
+            raise RuntimeError("CUDA out of memory.\nand more")
+        real_run(config, folder, resume=resume)
+
+    real_run = _suite.run
+    monkeypatch.setattr(_suite, "run", run)
+    configs = {name: small(name) for name in ("mcp", "lpbnn")}
+    with pytest.raises(ValueError, match=r"1 of 2 runs broke:\n  mcp: CUDA out of memory\.\nFix"):
+        run_all(configs, tmp_path, console, jobs=1, ledger=tmp_path / "ledger")
+    assert (tmp_path / "ledger" / "lpbnn.json").exists()

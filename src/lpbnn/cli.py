@@ -1,4 +1,4 @@
-"""The command: ``lpbnn ls | train | eval | compare | report | predict | demo | experiment | bench``.
+"""The command: ls, train, eval, compare, report, keep, results, predict, demo, experiment, bench.
 
 Heavy imports wait inside the commands, so that ``--help`` and ``ls`` answer at once.
 """
@@ -107,6 +107,27 @@ def report(runs: Runs, out: Out = Path("report.html"), title: str | None = None)
     console.print(f"wrote {write_report(_finished(_some(runs)), out, title=title)}")
 
 
+def keep(runs: Runs, into: Path) -> None:
+    """Copy the numbers of finished runs into the ledger: one small JSON each, no weights.
+
+    Args:
+        into: a folder of the ledger, such as results/cifar10-fast.
+    """
+    from lpbnn.report.ledger import keep
+
+    for run in _finished(_some(runs)):
+        console.print(escape(f"kept {keep(run, into)}"))
+
+
+def results(ledger: Path = Path("results"), out: Out = Path("RESULTS.md")) -> None:
+    """Write every number of the ledger, mean and spread over seeds, beside the paper's."""
+    from lpbnn.experiments import published
+    from lpbnn.report.results_md import results_markdown
+
+    out.write_text(results_markdown(ledger, published))
+    console.print(f"wrote {out}")
+
+
 def predict(
     run: Annotated[Positional[Path], arg(metavar="RUN")],
     images: Annotated[Positional[tuple[Path, ...]], arg(metavar="IMAGE")],
@@ -196,6 +217,8 @@ def _commands() -> dict[str, Callable[..., Any]]:
         "eval": evaluate,
         "compare": compare,
         "report": report,
+        "keep": keep,
+        "results": results,
         "predict": predict,
         "demo": _experiment("demo"),
         "experiment": experiment,
@@ -262,13 +285,9 @@ def _bench_table(measured: "Bench") -> Table:
         caption=f"{measured.repeats} interleaved repeats, medians, {measured.threads} thread(s), "
         f"torch {measured.torch}",
     )
-    for name, justify in (
-        ("layer", "left"),
-        ("ms", "right"),
-        ("x plain", "right"),
-        ("spread", "right"),
-    ):
-        table.add_column(name, justify="left" if justify == "left" else "right")
+    table.add_column("layer")
+    for name in ("ms", "x plain", "spread"):
+        table.add_column(name, justify="right")
     for row in measured.rows:
         table.add_row(
             row.name, f"{1e3 * row.seconds:.1f}", f"{row.ratio:.2f}", f"{100 * row.spread:.0f} %"

@@ -1,5 +1,6 @@
 """Where and with what a run was made: versions, device, commit, command; nothing about the person."""
 
+import os
 import platform
 import subprocess
 import sys
@@ -60,7 +61,13 @@ def _version(package: str) -> str | None:
 
 
 def _commit(folder: Path) -> tuple[str | None, bool | None]:
-    """The commit this code is of, and whether it was changed since; (None, None) outside git."""
+    """The commit this code is of, and whether it was changed since; (None, None) outside git.
+
+    A copy without its history, on a machine it was sent to, is told by the variable LPBNN_COMMIT:
+    the commit, with -dirty behind it where the copy was changed.
+    """
+    if told := os.environ.get("LPBNN_COMMIT"):
+        return told.removesuffix("-dirty"), told.endswith("-dirty")
     # An installed copy may lie inside somebody else's checkout: only a tracked file is of a commit.
     if _git(folder, "ls-files", "--error-unmatch", Path(__file__).name) is None:
         return None, None

@@ -1,5 +1,6 @@
 """From a config to a finished run folder, and from the folder back to the model."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -210,6 +211,7 @@ def _measure(
     train: dict[str, Any],
 ) -> dict[str, Any]:
     """Evaluate and write; the results go last, because they say that the run is finished."""
+    started = time.perf_counter()
     try:
         found = evaluate(model, splits, config, fabric)
     except NotFinite as error:  # a result as well: the row of the table says that it diverged
@@ -228,6 +230,7 @@ def _measure(
         "train": train,
         **found.results,
         "evaluate": config.to_data()["evaluate"],
+        "evaluate_seconds": time.perf_counter() - started,
     }
     target.write_arrays(found.arrays)
     target.write_results(results)

@@ -11,6 +11,9 @@ import pkgutil
 from types import ModuleType
 
 from lpbnn.data import unknown
+from lpbnn.experiments._published import published
+
+__all__ = ["describe", "load", "names", "published"]
 
 
 def names() -> list[str]:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from lpbnn import methods
+from lpbnn import backbones, methods
 from lpbnn.engine import AugmentConfig, EvalConfig, OptimConfig, RunConfig, ScheduleConfig
 
 Preset = Literal["cifar10", "cifar10-fast", "cifar100", "cifar100-fast"]
@@ -16,17 +16,24 @@ OPTIM = {"duq": OptimConfig(lr=0.05, weight_decay=5e-4)}
 
 @dataclass(frozen=True)
 class CifarConfig:
-    preset: Preset = "cifar10-fast"
-    """The paper's 250 epochs, or a short schedule (-fast)."""
+    preset: tuple[Preset, ...] = ("cifar10-fast",)
+    """One or more: the paper's 250 epochs, or a short schedule (-fast)."""
     data_root: str = "data"
     """Folder with cifar-10-batches-py (or cifar-100-python) and, for detection, svhn."""
-    backbone: str = "wrn-16-4"
-    """wrn-28-10 is the paper's."""
+    backbone: tuple[str, ...] = ("wrn-16-4",)
+    """One or more; wrn-28-10 is the paper's."""
     methods: tuple[str, ...] = ()
     """Only these; none given: all."""
     seeds: int = 3
+    """The first so many: one seed of everything, then the next."""
     epochs: int | None = None
+    jobs: int | None = None
+    """Runs side by side; None: one per core, or one on a GPU."""
+    ledger: Path | None = None
+    """Keep every finished run's numbers here, one JSON each; what it holds is not trained again."""
     corruptions: bool = True
+    corruption_images: int | None = None
+    """Only the first so many test images are corrupted; None: all."""
     corruption_root: str | None = None
     """A folder with the published CIFAR-C files, or one to keep generated ones in."""
     frost: str | None = None
@@ -35,15 +42,17 @@ class CifarConfig:
     report: Path = Path("report.html")
 
 
-def settings(config: CifarConfig, method: str, seed: int) -> RunConfig:
+def settings(
+    config: CifarConfig, method: str, seed: int, preset: Preset, backbone: str
+) -> RunConfig:
     """One run of the table."""
-    data, _, fast = config.preset.partition("-")
+    data, _, fast = preset.partition("-")
     epochs = config.epochs or (30 if fast else 250)
     milestones = tuple(round(share * epochs) for share in (0.32, 0.64, 0.8))
     cuda = torch.cuda.is_available()
     run = RunConfig(
         method=method,
-        backbone=config.backbone,
+        backbone=backbone,
         data=data,
         data_root=config.data_root,
         seed=seed,
@@ -60,6 +69,7 @@ def settings(config: CifarConfig, method: str, seed: int) -> RunConfig:
         evaluate=EvalConfig(
             batch_size=1024,
             corruptions=config.corruptions,
+            corruption_images=config.corruption_images,
             corruption_root=config.corruption_root,
             frost=config.frost,
         ),
@@ -70,12 +80,16 @@ def settings(config: CifarConfig, method: str, seed: int) -> RunConfig:
 
 
 def configs(config: CifarConfig) -> dict[str, RunConfig]:
-    """Every run of the table, by the name of its folder."""
+    """Every run of the tables, by the name of its folder; one seed of everything first."""
     chosen = config.methods or tuple(methods.names())
     for name in chosen:
         methods.load(name)
+    for name in config.backbone:
+        backbones.load(name)
     return {
-        f"{config.preset}-{config.backbone}-{name}-{seed}": settings(config, name, seed)
+        f"{preset}-{backbone}-{name}-{seed}": settings(config, name, seed, preset, backbone)
         for seed in range(config.seeds)
+        for preset in config.preset
+        for backbone in config.backbone
         for name in chosen
     }

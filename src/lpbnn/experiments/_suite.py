@@ -1,74 +1,120 @@
-"""Many runs as one piece of work: side by side on the cores, skipped where finished, resumed where not."""
+"""Many runs as one piece of work: side by side, skipped where finished or kept, resumed where not."""
 
+import gc
 import multiprocessing
 import os
-from collections.abc import Mapping
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Mapping
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lpbnn.engine import RunConfig
+from lpbnn.engine.files import RunError
 from lpbnn.engine.run import run
 
 
 def run_all(
-    configs: Mapping[str, RunConfig], out: Path, console: Console, jobs: int | None = None
+    configs: Mapping[str, RunConfig],
+    out: Path,
+    console: Console,
+    jobs: int | None = None,
+    ledger: Path | None = None,
 ) -> list[Path]:
-    """Train and evaluate every config into ``out/name``; returns the folders, in the given order.
+    """Train and evaluate every config into ``out/name``; returns where each is, in the given order.
 
-    On a CPU ``jobs`` runs go side by side, one thread each (None: as many as there are cores); a GPU
-    takes them one after the other.
+    ``jobs`` runs go side by side (None: one per core, or one on a GPU). With a ``ledger`` every run is
+    kept there the moment it is finished, and one that it holds already is not made again: its file
+    is returned in place of a run folder. A run that breaks (out of memory, say) does not stop the
+    others; bad input does.
     """
+    places = {name: out / name for name in configs}
+    if ledger is not None:
+        places |= _kept(configs, ledger)
+    todo = {name: config for name, config in configs.items() if places[name].suffix != ".json"}
     if jobs is None:
-        jobs = 1 if torch.cuda.is_available() else min(len(configs), os.cpu_count() or 1)
-    folders = {name: out / name for name in configs}
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("runs", total=len(configs))
-        if jobs == 1:
-            for name, config in configs.items():
+        jobs = 1 if torch.cuda.is_available() else min(len(todo), os.cpu_count() or 1)
+    broken: dict[str, str] = {}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("runs", total=len(configs), completed=len(configs) - len(todo))
+
+        def done(name: str, problem: str) -> None:
+            if problem:
+                broken[name] = problem
+                console.print(f"[red]{escape(name)} broke:[/] {escape(problem)}")
+            bar.update(task, advance=1, description=name)
+
+        if jobs <= 1:
+            for name, config in todo.items():
                 bar.update(task, description=name)
-                _one(config, folders[name])
-                bar.advance(task)
+                done(name, _one(config, places[name], ledger))
         else:
-            _in_processes(configs, folders, jobs, bar, task)
-    return list(folders.values())
+            _in_processes(todo, places, jobs, ledger, done)
+    if broken:
+        lines = "".join(f"\n  {name}: {problem}" for name, problem in broken.items())
+        raise RunError(
+            f"{len(broken)} of {len(configs)} runs broke:{lines}\nFix their cause and give the same "
+            "command again: the finished ones are not made again."
+        )
+    return list(places.values())
+
+
+def _kept(configs: Mapping[str, RunConfig], ledger: Path) -> dict[str, Path]:
+    from lpbnn.report.ledger import kept  # slow: not for --help
+
+    found = {name: kept(ledger, name, config) for name, config in configs.items()}
+    return {name: path for name, path in found.items() if path is not None}
 
 
 def _in_processes(
     configs: Mapping[str, RunConfig],
-    folders: Mapping[str, Path],
+    places: Mapping[str, Path],
     jobs: int,
-    bar: Progress,
-    task: Any,
+    ledger: Path | None,
+    done: Callable[[str, str], None],
 ) -> None:
     # Spawned, because a forked torch hangs in its thread pool.
     context = multiprocessing.get_context("spawn")
+    threads = max(1, (os.cpu_count() or 1) // jobs) if torch.cuda.is_available() else 1
     pool = ProcessPoolExecutor(
-        jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
+        jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(threads,)
     )
     try:
-        futures: dict[Future[None], str] = {
-            pool.submit(_one, config, folders[name]): name for name, config in configs.items()
+        futures: dict[Future[str], str] = {
+            pool.submit(_one, config, places[name], ledger): name
+            for name, config in configs.items()
         }
         for future in as_completed(futures):
-            future.result()
-            bar.update(task, description=futures[future])
-            bar.advance(task)
+            done(futures[future], future.result())
+    except BrokenExecutor as error:
+        raise RunError(
+            f"a process of the {jobs} side by side was killed: out of memory? Fix: give the same "
+            "command with fewer --jobs; what is finished is not made again."
+        ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _one(config: RunConfig, folder: Path) -> None:
-    """A finished run is kept (measured again if other measures are asked for), a stopped one resumed."""
-    run(replace(config, progress=False), folder, resume=folder.exists())
+def _one(config: RunConfig, folder: Path, ledger: Path | None) -> str:
+    """A finished run stays (measured again if asked to otherwise), a stopped one is resumed.
+
+    Returns what broke it; "" for a run that ended, be it by diverging.
+    """
+    try:
+        run(replace(config, progress=False), folder, resume=folder.exists())
+    except RuntimeError as error:
+        return (str(error).strip() or repr(error)).splitlines()[0]
+    finally:
+        if config.compile:  # the next run compiles a step of its own, with all the memory to itself
+            torch.compiler.reset()
+            gc.collect()
+    if ledger is not None:
+        from lpbnn.report.ledger import keep  # slow: not for --help
+
+        keep(folder, ledger)
+    return ""

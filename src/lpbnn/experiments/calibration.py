@@ -11,7 +11,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lpbnn.engine.rundir import RunDir
 from lpbnn.experiments._cifar import CifarConfig, configs
 from lpbnn.experiments._suite import run_all
 
@@ -23,10 +22,14 @@ class Config(CifarConfig):
 
 def run(config: Config, console: Console) -> Path:
     from lpbnn.report import write_report  # slow: not for --help
+    from lpbnn.report.runs import by_setting, read_runs
 
-    folders = run_all(configs(config), config.out, console)
-    console.print(table([RunDir(folder).results() for folder in folders]))
-    written = write_report(folders, config.report, title=f"Calibration: {config.preset}")
+    runs = read_runs(run_all(configs(config), config.out, console, config.jobs, config.ledger))
+    for setting, part in by_setting(runs).items():
+        console.print(setting, style="bold")
+        console.print(table([dict(run.results) for run in part]))
+    title = f"Calibration: {', '.join(config.preset)}"
+    written = write_report(runs, config.report, title=title)
     console.print(f"the figure is in {written}")
     return written
 

@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 
 from lpbnn.engine import RunConfig
-from lpbnn.engine.rundir import RunDir
 from lpbnn.experiments import _cifar, demo
 from lpbnn.experiments._suite import run_all
 from lpbnn.metrics import METRICS
@@ -43,23 +42,28 @@ class Config:
     out: Path = Path("runs/diversity")
     seeds: int = 3
     jobs: int | None = None
+    """Runs side by side; None: one per core, or one on a GPU."""
+    ledger: Path | None = None
+    """Keep every finished run's numbers here, one JSON each; what it holds is not trained again."""
 
 
 def settings(config: Config, method: str, seed: int) -> RunConfig:
     if config.data == "digits":
         return demo.settings(method, seed)
-    cifar = _cifar.CifarConfig(config.data, data_root=config.data_root, backbone=config.backbone)
-    return _cifar.settings(cifar, method, seed)
+    cifar = _cifar.CifarConfig(data_root=config.data_root)
+    return _cifar.settings(cifar, method, seed, config.data, config.backbone)
 
 
 def run(config: Config, console: Console) -> None:
+    from lpbnn.report.entries import content  # slow: not for --help
+
     configs = {
         f"{config.data}-{method}-{seed}": settings(config, method, seed)
         for seed in range(config.seeds)
         for method in NAMES
     }
-    folders = run_all(configs, config.out, console, config.jobs)
-    results = dict(zip(configs, (RunDir(folder).results() for folder in folders), strict=True))
+    found = run_all(configs, config.out, console, config.jobs, config.ledger)
+    results = dict(zip(configs, (content(path)["results"] for path in found), strict=True))
     for part in PAPER:
         console.print(table(config, results, part))
 

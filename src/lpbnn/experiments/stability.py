@@ -7,14 +7,16 @@ Command: ``lpbnn experiment stability`` trains LeNet-5 on digits in about a minu
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from lpbnn.engine import EvalConfig, OptimConfig, RunConfig, ScheduleConfig
-from lpbnn.engine.rundir import RunDir
 from lpbnn.experiments._suite import run_all
+
+if TYPE_CHECKING:
+    from lpbnn.report import PaperTable
 
 RATES = (0.2, 0.1, 0.05, 0.01, 0.005)
 NAMES = {"meanfield": "BNN (mean-field)", "lpbnn": "LP-BNN"}
@@ -38,6 +40,30 @@ class Config:
     seed: int = 0
     rates: tuple[float, ...] = RATES
     jobs: int | None = None
+    """Runs side by side; None: one per core, or one on a GPU."""
+    ledger: Path | None = None
+    """Keep every finished run's numbers here, one JSON each; what it holds is not trained again."""
+
+
+def paper() -> "PaperTable":
+    """The paper's accuracies as shares, by the label that a run of that rate has in a table."""
+    from lpbnn.report import PaperTable
+    from lpbnn.report.runs import title
+
+    diverged = "; ".join(
+        f"{NAMES[method]} diverged in epoch {epoch} at rate {rate:g}"
+        for method, numbers in PAPER.items()
+        for rate, (_, epoch) in numbers.items()
+        if epoch is not None
+    )
+    return PaperTable(
+        source=f"Franchi et al. 2020, supplementary A.4: LeNet-5, 80 epochs, one seed; {diverged}",
+        rows={
+            f"{title(method)} (lr={rate:g})": {"accuracy": accuracy / 100}
+            for method, numbers in PAPER.items()
+            for rate, (accuracy, _) in numbers.items()
+        },
+    )
 
 
 def settings(config: Config, method: str, rate: float) -> RunConfig:
@@ -59,13 +85,15 @@ def settings(config: Config, method: str, rate: float) -> RunConfig:
 
 
 def run(config: Config, console: Console) -> None:
+    from lpbnn.report.entries import content  # slow: not for --help
+
     configs = {
         f"{config.data}-{method}-lr{rate:g}-seed{config.seed}": settings(config, method, rate)
         for rate in config.rates
         for method in NAMES
     }
-    folders = run_all(configs, config.out, console, config.jobs)
-    results = dict(zip(configs, (RunDir(folder).results() for folder in folders), strict=True))
+    found = run_all(configs, config.out, console, config.jobs, config.ledger)
+    results = dict(zip(configs, (content(path)["results"] for path in found), strict=True))
     console.print(table(config, results))
 
 

@@ -6,10 +6,11 @@
     write_report(folders, Path("report.html"))
 
 ==========  ========================================================================================
-runs        run folders, read; seeds gathered into groups
+entries     a run as one JSON file; ``ledger``: folders of them; ``results_md``: RESULTS.md
+runs        run folders and kept runs, read; seeds gathered into groups
 tables      ``Table``: plain data, mean and spread, the best two marked
 quantities  the numbers that are not scores, with their units
-contents    which tables there are: comparison, diversity, uncertainty, cost
+contents    which tables there are: comparison, severities, diversity, uncertainty, cost
 terminal    a table in the terminal
 html        a table, and everything else, in HTML
 svg         matplotlib's drawings as SVG that follows the page's colours

@@ -1,4 +1,4 @@
-"""Which tables a report has: the comparison, diversity, uncertainty, cost."""
+"""Which tables a report has: the comparison, severities, diversity, uncertainty, cost."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -48,11 +48,34 @@ def compare(groups: Sequence[Group], reference: PaperTable | None = None) -> Tab
         for group in groups
     }
     data = groups[0].runs[0].data
-    notes = _fairness_notes(groups) + _corruption_notes(groups)
+    notes = _fairness_notes(groups) + _score_notes(groups) + _corruption_notes(groups)
     return build(f"Comparison on {data.name}", columns, groups, cells, notes, reference)
 
 
-def diversity(groups: Sequence[Group]) -> Table:
+def severity(groups: Sequence[Group]) -> Table:
+    """Accuracy and ECE at each severity of corruption, means over the corruptions."""
+    levels = dict.fromkeys(
+        level
+        for g in groups
+        for run in g.runs
+        for level in run.at("corruption", "severities") or {}
+    )
+    paths = {
+        f"{level}/{key}": ("corruption", "severities", level, key)
+        for key in ("accuracy", "ece")
+        for level in sorted(levels)
+    }
+    columns = [
+        Column(name, METRICS[path[-1]], f"severity: {path[2]}") for name, path in paths.items()
+    ]
+    cells = {
+        group.label: {name: Cell.of(group.values(*path)) for name, path in paths.items()}
+        for group in groups
+    }
+    return build("Under corruption, by severity", columns, groups, cells, _corruption_notes(groups))
+
+
+def diversity(groups: Sequence[Group], reference: PaperTable | None = None) -> Table:
     """How differently the members err, on the test images and on corrupted ones."""
     columns, cells = [], {group.label: {} for group in groups}
     for part, words in (("test", "test"), ("corrupted", "corrupted")):
@@ -62,7 +85,7 @@ def diversity(groups: Sequence[Group]) -> Table:
                 values = group.values("diversity", part, key)
                 cells[group.label][f"{part}/{key}"] = Cell.of(values)
     several = [group for group in groups if any(c.values for c in cells[group.label].values())]
-    return build("Diversity of the members", columns, several, cells)
+    return build("Diversity of the members", columns, several, cells, (), reference)
 
 
 def uncertainty(groups: Sequence[Group]) -> Table:
@@ -116,6 +139,16 @@ def _fairness_notes(groups: Sequence[Group]) -> list[str]:
         if len(values) > 1:
             differing.append(f"{name.replace('_', ' ')} ({', '.join(values)})")
     return [f"The rows differ in {', '.join(differing)}."] if differing else []
+
+
+def _score_notes(groups: Sequence[Group]) -> list[str]:
+    """By what strange inputs are told: methods may have a measure of their own."""
+    if not measured_on(groups, "ood"):
+        return []
+    own = {g.label: g.settings.get("method_options.score", "confidence") for g in groups}
+    others = [f"{label} ({score})" for label, score in own.items() if score != "confidence"]
+    usual = "Out-of-distribution score: 1 - the largest probability of the mean prediction"
+    return [f"{usual}{'; its own has ' * bool(others)}{', '.join(others)}."]
 
 
 def _corruption_notes(groups: Sequence[Group]) -> list[str]:

@@ -49,6 +49,8 @@ COSTS: dict[str, Quantity] = {
     for key, title, convention, scale in (
         ("cost/parameters", "Parameters", "all that is trained, of all members", COUNT),
         ("train/seconds", "Training", "wall-clock time, without the evaluation", SECONDS),
+        ("train/images_per_second", "Images/s", "training images per second", COUNT),
+        ("evaluate_seconds", "Evaluation", "wall-clock time of all that is measured", SECONDS),
         (
             "cost/predict_seconds_per_1000",
             "Prediction",

@@ -11,16 +11,18 @@ import numpy as np
 
 from lpbnn import methods
 from lpbnn.engine.build import DataInfo
-from lpbnn.engine.files import RunError, read_json
-from lpbnn.engine.rundir import ENVIRONMENT, PREDICTIONS, RunDir
+from lpbnn.engine.codec import from_data
+from lpbnn.engine.config import RunConfig
+from lpbnn.engine.files import RunError
+from lpbnn.engine.rundir import PREDICTIONS, RunDir
+from lpbnn.report.entries import Entry, content, is_entry
 
-KNOWN_FORMAT = 1  # of results.json
 BASELINE = "mcp"  # the plain network: what costs are relative to
 # What may differ between the seeds of one row: where and how fast a run went, not what it is.
 INCIDENTAL = {
     "seed",
     "data_root",
-    *("device", "devices", "nodes", "strategy", "compile"),
+    *("device", "devices", "nodes", "strategy", "compile", "graph"),
     *("progress", "tensorboard", "checkpoint_every", "validate_every"),
     *("evaluate.batch_size", "evaluate.chunk", "evaluate.examples"),
     *("evaluate.corruption_root", "evaluate.frost"),  # the results say which they were
@@ -44,30 +46,30 @@ class Run:
     sessions: Sequence[Mapping[str, Any]]
 
     @classmethod
-    def read(cls, folder: "str | Path | RunDir | Run") -> "Run":
-        """From its folder; a ``RunError`` says what is wrong with one that cannot be read."""
-        if isinstance(folder, Run):
-            return folder
-        source = folder if isinstance(folder, RunDir) else RunDir(folder)
-        results = source.results()
-        if results.get("format") != KNOWN_FORMAT:
-            raise RunError(
-                f"{source.path} holds results of format {results.get('format')!r}; this version of "
-                f"lpbnn reads format {KNOWN_FORMAT}. Fix: use the version that made it, or evaluate "
-                "the run again with this one."
-            )
-        config = source.config().to_data()
-        environment = source / ENVIRONMENT
-        sessions = read_json(environment)["sessions"] if environment.exists() else []
+    def read(cls, source: "str | Path | RunDir | Run") -> "Run":
+        """From its folder or its file in a ledger; a ``RunError`` says what is wrong with it."""
+        if isinstance(source, Run):
+            return source
+        path = source.path if isinstance(source, RunDir) else Path(source)
+        return cls.of(path, content(path))
+
+    @classmethod
+    def of(cls, path: Path, entry: Entry) -> "Run":
+        """What an entry of the ledger says."""
+        config = entry["config"]
+        try:
+            data = from_data(DataInfo, entry["data"])
+        except (ValueError, TypeError) as error:
+            raise RunError(f"{path} does not fit this version of lpbnn: {error}") from error
         return cls(
-            path=source.path,
+            path=path,
             method=config["method"],
             seed=config["seed"],
-            # Measured again, a run is what it was measured with last.
-            settings=flat({**config, "evaluate": results.get("evaluate") or config["evaluate"]}),
-            results=results,
-            data=source.data(),
-            sessions=sessions,
+            # A setting that is younger than the run had its default.
+            settings={**flat(RunConfig().to_data()), **flat(config)},
+            results=entry["results"],
+            data=data,
+            sessions=entry["sessions"],
         )
 
     @cached_property
@@ -75,6 +77,11 @@ class Run:
         """What figures are made of; empty for a run that has none."""
         source = RunDir(self.path)
         return source.arrays() if (source / PREDICTIONS).exists() else {}
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return self.path.stem if is_entry(self.path) else self.path.resolve().name
 
     @property
     def diverged(self) -> int | None:
@@ -142,6 +149,15 @@ def by_data(runs: Iterable[Run]) -> dict[str, list[Run]]:
     parts: dict[str, list[Run]] = {}
     for run in runs:
         parts.setdefault(run.data.name, []).append(run)
+    return parts
+
+
+def by_setting(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """The runs of one table each: the same data, network and length of training."""
+    parts: dict[str, list[Run]] = {}
+    for run in runs:
+        name = f"{run.data.name}, {run.settings['backbone']}, {run.settings['epochs']} epochs"
+        parts.setdefault(name, []).append(run)
     return parts
 
 

@@ -1,0 +1,24 @@
+"""The paper's numbers for a data set and a network, with what they were measured in, in words."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lpbnn.report import PaperTable
+
+
+def published(data: str, backbone: str) -> "PaperTable | None":
+    """What stands beside our numbers; None where the paper has none."""
+    from lpbnn.experiments import diversity, stability, table1
+    from lpbnn.report import PaperTable
+
+    if data.startswith("cifar") and backbone.startswith("wrn"):
+        found = table1.paper(data)
+        if data != "cifar10":
+            return found
+        rows = {method: dict(numbers) for method, numbers in found.rows.items()}
+        for part, methods in diversity.PAPER.items():
+            for method, numbers in methods.items():
+                named = (f"{part}/{key}" for key in diversity.KEYS)
+                rows[method] |= dict(zip(named, numbers, strict=True))
+        return PaperTable(found.source, rows)
+    return stability.paper() if backbone == "lenet" and data == "cifar10" else None

@@ -1,0 +1,120 @@
+"""One run as one JSON file: all its numbers, how it was made, and none of its weights.
+
+=============  ==================================================================================
+ledger         the version of this format
+run            the name of the run folder
+sessions       of each start: command, commit (and whether it was changed), device, versions
+config         the whole ``RunConfig``, method options written out; ``config.seed`` is the seed
+data           ``DataInfo``: which data, how many examples of each part
+conventions    what every number means, and the score by which strange inputs are detected
+results        ``results.json`` as the run left it: test, ood, corruption (each of the sets, means by
+               severity, how many images), diversity, cost, train (seconds, images/s, memory)
+=============  ==================================================================================
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lpbnn.engine.files import RunError, read_json
+from lpbnn.engine.rundir import CONFIG, DATA, ENVIRONMENT, RunDir
+from lpbnn.metrics.info import METRICS
+
+FORMAT = 1
+RESULTS_FORMAT = 1  # of results.json
+PARTS = ("ledger", "run", "sessions", "config", "data", "conventions", "results")
+
+Entry = dict[str, Any]
+
+
+def content(path: str | Path) -> Entry:
+    """What is known of a run: from its folder, where no weights are needed, or from its file."""
+    path = Path(path)
+    entry = _of_file(path) if is_entry(path) else _of_folder(RunDir(path))
+    found = entry["results"].get("format")
+    if found != RESULTS_FORMAT:
+        raise RunError(
+            f"{path} holds results of format {found!r}; this version of lpbnn reads format "
+            f"{RESULTS_FORMAT}. Fix: use the version that made it, or evaluate the run again with "
+            "this one."
+        )
+    return entry
+
+
+def is_entry(path: Path) -> bool:
+    """Whether a path is meant as a file of a ledger rather than as a run folder."""
+    return path.suffix == ".json" and not path.is_dir()
+
+
+def to_text(entry: Entry) -> str:
+    """JSON for people: what is flat stands on one line.
+
+    >>> print(to_text({"run": "a", "results": {"test": {"accuracy": 0.9, "ece": 0.02}}}), end="")
+    {
+     "run": "a",
+     "results": {
+      "test": {"accuracy": 0.9, "ece": 0.02}
+     }
+    }
+    """
+    return _lines(entry, "") + "\n"
+
+
+def _of_folder(folder: RunDir) -> Entry:
+    results = folder.results()  # first: it says what a folder lacks that is no finished run
+    config = folder.config().to_data()
+    folder.data()  # the same check as the report's own
+    known = (folder / ENVIRONMENT).exists()
+    return {
+        "ledger": FORMAT,
+        "run": folder.path.resolve().name,
+        "sessions": read_json(folder / ENVIRONMENT)["sessions"] if known else [],
+        # Measured again, a run is what it was measured with last.
+        "config": {**config, "evaluate": results.get("evaluate") or config["evaluate"]},
+        "data": read_json(folder / DATA),
+        "conventions": _conventions(results, config),
+        "results": results,
+    }
+
+
+def _of_file(path: Path) -> Entry:
+    entry = read_json(path)
+    lacking = [part for part in PARTS if not isinstance(entry, dict) or part not in entry]
+    if lacking:
+        raise RunError(
+            f"{path} is no file of a ledger: it lacks {', '.join(lacking)}. Fix: give a run folder "
+            f"(with its {CONFIG}), or a file that lpbnn keep wrote."
+        )
+    if entry["ledger"] != FORMAT:
+        raise RunError(
+            f"{path} is of ledger format {entry['ledger']!r}; this version of lpbnn reads {FORMAT}. "
+            "Fix: use the version that wrote it, or keep the run again."
+        )
+    return entry
+
+
+def _conventions(results: Entry, config: Mapping[str, Any]) -> dict[str, str]:
+    """The meaning of every metric that was measured."""
+    parts = [results["test"], results["corruption"], *results["ood"].values()]
+    parts += results["diversity"].values()
+    keys = {key for part in parts if part for key in part}
+    found = {key: info.convention for key, info in METRICS.items() if key in keys}
+    if results["ood"]:
+        own = config["method_options"].get("score", "confidence")
+        usual = "1 - the largest probability of the mean prediction"
+        found["score"] = usual if own == "confidence" else f"the method's own: {own}"
+    return found
+
+
+def _lines(value: Any, indent: str) -> str:
+    items = list(value.items()) if isinstance(value, Mapping) else []
+    listed = value if isinstance(value, list) else []
+    flat = not any(isinstance(item, dict | list) for item in [*dict(items).values(), *listed])
+    if flat:
+        return json.dumps(value, allow_nan=False, ensure_ascii=False)
+    inner = indent + " "
+    texts = [f"{json.dumps(key, ensure_ascii=False)}: {_lines(v, inner)}" for key, v in items]
+    texts += [_lines(item, inner) for item in listed]
+    left, right = "{}" if items else "[]"
+    return f"{left}\n{inner}" + f",\n{inner}".join(texts) + f"\n{indent}{right}"

@@ -1,0 +1,140 @@
+"""RESULTS.md from the ledger: every number of it can be made again, and traced to its run."""
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lpbnn.engine.files import RunError
+from lpbnn.report import contents
+from lpbnn.report.ledger import ledger_folders, read_ledger
+from lpbnn.report.runs import Group, Run, by_setting, counted, grouped
+from lpbnn.report.tables import Column, PaperTable, Row, Table
+
+HEAD = """\
+# Results
+
+Made by `lpbnn results` from the JSON files in `{ledger}/`, one per run (command, commit, device, versions,
+seed, config, every number): not to be edited by hand, and a test makes it again. A number is the mean over
+the n runs of its row, ± their standard deviation (n - 1 in its denominator; none for a single run). The
+best of a column is **bold**, the second best _slanted_; rows that diverged are not ranked. "paper" is the
+number that the paper prints for that method, in the setting told below the table: ours are often of a
+shorter schedule, a smaller network or generated corruptions, and then the two do not compare directly.
+"""
+MARKS = {"best": "**{}**", "second": "_{}_", "": "{}"}
+
+References = Callable[[str, str], PaperTable | None]
+"""The published numbers of a data set and a backbone."""
+
+
+def results_markdown(ledger: str | Path, references: References) -> str:
+    """The whole page; the same files give the same text."""
+    ledger = Path(ledger)
+    folders = ledger_folders(ledger)
+    if not folders:
+        raise RunError(
+            f"{ledger} holds no kept run. Fix: lpbnn keep RUN... --into {ledger}/NAME, or --ledger "
+            f"{ledger}/NAME with an experiment."
+        )
+    parts = [HEAD.format(ledger=ledger.name)]
+    for folder in folders:
+        where = Path(ledger.name, folder.relative_to(ledger)).as_posix()
+        runs = read_ledger(folder)
+        parts.append(f"## {folder.name}\n\n{len(runs)} runs, in [`{where}`]({where}).\n")
+        for setting, part in by_setting(runs).items():
+            reference = references(part[0].data.name, part[0].settings["backbone"])
+            parts.append(f"### {setting} (`{where}`)\n")
+            groups = _ordered(grouped(part), reference)
+            tables = (
+                contents.compare(groups, reference),
+                contents.severity(groups),
+                contents.diversity(groups, reference),
+                contents.cost(groups),
+            )
+            parts += [_table(table) for table in tables if table.columns]
+            parts.append(_sources(groups, where))
+    return "\n".join(parts)
+
+
+def _ordered(groups: Sequence[Group], reference: PaperTable | None) -> list[Group]:
+    """As the paper has them, then the others."""
+    known = list(reference.rows) if reference else []
+    place = {name: number for number, name in enumerate(known)}
+    return sorted(groups, key=lambda g: place.get(g.label, place.get(g.method, len(known))))
+
+
+def _table(table: Table) -> str:
+    heads = ["method", "n", *map(_head, table.columns)]
+    lines = [heads, ["---", "---:", *("---:" for _ in table.columns)]]
+    lines += [
+        [_label(row), str(row.n), *(_cell(row, c) for c in table.columns)] for row in table.rows
+    ]
+    said = [f"{i.title}: {i.convention}." for i in table.legend] + table.explanations()
+    rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"**{table.title}**\n\n{rows}\n\n<sub>{_text(' '.join(said))}</sub>\n"
+
+
+def _head(column: Column) -> str:
+    info = column.info
+    part = column.part.partition(",")[0].removeprefix("OOD: ").removeprefix("corrupted: ")
+    words = (part.replace(":", ""), info.title, info.unit, info.arrow)
+    return _text(" ".join(word for word in words if word))
+
+
+def _label(row: Row) -> str:
+    return _text(f"{row.label} ({row.note})" if row.note else row.label)
+
+
+def _cell(row: Row, column: Column) -> str:
+    cell = row.cells[column.key]
+    mean, spread = cell.text(column.info)
+    text = MARKS[cell.mark].format(mean) + (f" {spread}" if spread else "")
+    if cell.relative is not None:
+        text += f"<br>×{cell.relative:.2f}"
+    if 0 < len(cell.values) < row.n:
+        text += f"<br>of {len(cell.values)} runs"
+    if cell.reference is not None:
+        text += f"<br>paper {column.info.format(cell.reference)}"
+    return text
+
+
+def _sources(groups: Sequence[Group], where: str) -> str:
+    """The files of every row, and how they were made."""
+    lines = []
+    for group in groups:
+        files = ", ".join(f"[{run.seed}]({where}/{run.path.name})" for run in group.runs)
+        lines.append(f"- {_text(group.label)}: seed {files}")
+    runs = [run for group in groups for run in group.runs]
+    for words, find in (("Command", _command), ("Commit", _commit), ("Machine", _machine)):
+        for text, n in counted(map(find, runs)):
+            lines.append(f"- {words} ({n} runs): {text}" if len(runs) > 1 else f"- {words}: {text}")
+    body = "\n".join(lines)
+    return f"<details><summary>The runs behind these numbers</summary>\n\n{body}\n\n</details>\n"
+
+
+def _command(run: Run) -> str:
+    typed = shlex.join(_last(run).get("command") or ())
+    return f"`{typed}`" if typed else "not known"
+
+
+def _commit(run: Run) -> str:
+    session = _last(run)
+    changed = ", with changes that were not committed" * bool(session.get("dirty"))
+    return f"{session['commit']}{changed}" if session.get("commit") else "not known"
+
+
+def _machine(run: Run) -> str:
+    session = _last(run)
+    versions = session.get("versions", {})
+    said = [session.get("device"), f"torch {versions.get('torch')}", f"CUDA {session.get('cuda')}"]
+    return _text(", ".join(text for text in said if text and not text.endswith("None")))
+
+
+def _last(run: Run) -> Mapping[str, Any]:
+    """The start that finished it."""
+    return run.sessions[-1] if run.sessions else {}
+
+
+def _text(text: str) -> str:
+    """Without what Markdown would take for its own."""
+    return "".join(f"\\{c}" if c in "|*_`<>[]#" else c for c in text)

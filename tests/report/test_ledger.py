@@ -1,0 +1,165 @@
+"""The ledger keeps every number of a run, refuses what would count twice, and gives RESULTS.md."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from report.conftest import Make, info
+
+from lpbnn.engine import OptimConfig, RunConfig
+from lpbnn.engine.build import resolved
+from lpbnn.engine.files import RunError
+from lpbnn.engine.rundir import RunDir
+from lpbnn.experiments import published
+from lpbnn.report import comparison
+from lpbnn.report.ledger import keep, kept, ledger_folders, read_ledger
+from lpbnn.report.results_md import results_markdown
+from lpbnn.report.runs import Run
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    return tmp_path / "results" / "digits"
+
+
+def test_a_kept_run_is_the_run(make: Make, ledger: Path) -> None:
+    folder = make("lpbnn", 3)
+    path = keep(folder, ledger)
+    assert path == ledger / f"{folder.name}.json"
+    before, after = Run.read(folder), Run.read(path)
+    assert (after.method, after.seed, after.name) == ("lpbnn", 3, before.name)
+    assert after.settings == before.settings
+    assert after.results == before.results
+    assert after.sessions == before.sessions
+    assert after.data == before.data
+    assert comparison([path]) == comparison([folder])
+    entry = json.loads(path.read_text())
+    assert entry["sessions"][0]["commit"] == "0123456789abcdef"
+    assert entry["conventions"]["score"].startswith("1 - ")
+    assert "OOD is the positive class" in entry["conventions"]["aupr"]
+
+
+def test_keeping_twice_changes_nothing(make: Make, ledger: Path) -> None:
+    folder = make()
+    path = keep(folder, ledger)
+    stamp = path.stat().st_mtime_ns
+    assert keep(folder, ledger) == path
+    assert path.stat().st_mtime_ns == stamp
+    results = RunDir(folder).results()
+    RunDir(folder).write_results({**results, "evaluate_seconds": 1.0})  # measured again
+    keep(folder, ledger)
+    assert Run.read(path).results["evaluate_seconds"] == 1.0
+
+
+def test_what_is_no_finished_run_is_refused(make: Make, ledger: Path, tmp_path: Path) -> None:
+    folder = make()
+    (folder / "results.json").unlink()
+    with pytest.raises(RunError, match=r"not finished.*Fix: resume it"):
+        keep(folder, ledger)
+    with pytest.raises(RunError, match=r"does not exist.*Fix"):
+        keep(tmp_path / "nothing", ledger)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(RunError, match=r"has no results.json.*Fix: give the folder of a run"):
+        keep(tmp_path / "other", ledger)
+    assert not ledger.exists()
+
+
+def test_files_that_are_no_entries(make: Make, ledger: Path) -> None:
+    path = keep(make(), ledger)
+    entry = json.loads(path.read_text())
+    path.write_text(json.dumps({**entry, "ledger": 9}))
+    with pytest.raises(RunError, match="ledger format 9"):
+        read_ledger(ledger)
+    path.write_text(json.dumps({**entry, "results": {"format": 7}}))
+    with pytest.raises(RunError, match="format 7"):
+        read_ledger(ledger)
+    path.write_text('{"layers": 3}')
+    with pytest.raises(RunError, match=r"no file of a ledger: it lacks ledger, run.*lpbnn keep"):
+        read_ledger(ledger)
+    path.write_text("{")
+    with pytest.raises(RunError, match="is no JSON"):
+        read_ledger(ledger)
+    path.unlink()
+    with pytest.raises(RunError, match=r"holds no JSON.*Fix: lpbnn keep"):
+        read_ledger(ledger)
+    with pytest.raises(RunError, match="is no folder"):
+        read_ledger(path)
+
+
+def test_one_run_is_counted_once(make: Make, ledger: Path) -> None:
+    first = make("mcp", 0)
+    keep(first, ledger)
+    again = first.rename(first.with_name("again"))
+    with pytest.raises(RunError, match=r"are the same: method mcp, seed 0.*Fix: remove one"):
+        keep(again, ledger)
+    (ledger / "copy.json").write_text(next(ledger.glob("*.json")).read_text())
+    with pytest.raises(RunError, match="are the same"):
+        read_ledger(ledger)
+
+
+def test_another_run_of_the_same_name_is_not_overwritten(make: Make, ledger: Path) -> None:
+    path = keep(make("mcp", folder="a"), ledger)
+    text = path.read_text()
+    other = make("mcp", folder="a", lr=0.05)
+    with pytest.raises(RunError, match=r"another run of this name \(optim.lr|lr 0.1 there, 0.05"):
+        keep(other, ledger)
+    assert path.read_text() == text
+
+
+def test_what_is_kept_need_not_be_made(make: Make, ledger: Path) -> None:
+    config = resolved(RunConfig("mcp"))
+    assert kept(ledger, "a", config) is None
+    folder = make("mcp", folder="a", corrupted=False, options=dict(config.method_options))
+    path = keep(folder, ledger)
+    assert kept(ledger, "a", RunConfig("mcp", data_root="elsewhere", compile=True)) == path
+    assert kept(ledger, "b", RunConfig("mcp")) == path
+    assert kept(ledger, "b", RunConfig("mcp", seed=1)) is None
+    measured = replace(config, evaluate=replace(config.evaluate, samples=8))
+    assert kept(ledger, "a", measured) is None  # to be measured again
+    with pytest.raises(RunError, match="another run of this name"):
+        kept(ledger, "a", RunConfig("mcp", optim=OptimConfig(lr=0.3)))
+
+
+def test_results_markdown(make: Make, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    cifar = info(name="cifar10")
+    for seed, accuracy in enumerate((0.94, 0.95, 0.96)):
+        numbers = {"accuracy": accuracy, "nll": 0.2, "brier": 0.1, "ece": 0.01}
+        keep(make("lpbnn", seed, data=cifar, test=numbers), results / "cifar10-fast")
+    keep(make("mcp", 0, data=cifar, diverged=2), results / "cifar10-fast")
+    keep(make("mcp", 0), results / "digits")
+    (results / "bench").mkdir()
+    (results / "bench" / "layers.json").write_text('{"rows": []}')  # another kind of result
+    assert ledger_folders(results) == [results / "cifar10-fast", results / "digits"]
+
+    text = results_markdown(results, lambda data, _: published(data, "wrn-28-10"))
+    assert text == results_markdown(results, lambda data, _: published(data, "wrn-28-10"))
+    assert "| LP-BNN | 3 | 95.00 ±1.00<br>paper 95.02 |" in text
+    assert "MCP (diverged in epoch 2)" in text
+    assert text.index("MCP (diverged") < text.index("| LP-BNN |")  # the paper's order
+    assert "paper 0.8390" in text  # diversity
+    assert "0123456789abcdef, with changes" in text
+    assert "20 images each" in text
+    links = re.findall(r"\]\(([^)]*)\)", text)
+    assert len([link for link in links if link.endswith(".json")]) == 5
+    assert all((tmp_path / link).exists() for link in links)
+    assert "bench" not in text
+
+
+def test_no_results_yet(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"holds no kept run. Fix: lpbnn keep"):
+        results_markdown(tmp_path / "results", published)
+
+
+def test_the_committed_page_is_what_the_ledger_says() -> None:
+    page = ROOT / "RESULTS.md"
+    if ledger_folders(ROOT / "results"):
+        assert page.read_text() == results_markdown(ROOT / "results", published), (
+            "RESULTS.md is not of this ledger. Fix: lpbnn results"
+        )
+    else:
+        assert not page.exists()
