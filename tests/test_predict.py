@@ -7,8 +7,9 @@ from networks import Mlp, ResNet, settle
 from torch import nn
 
 import lpbnn
+from lpbnn.ensemble import FastWeightEnsemble
 from lpbnn.losses import split_gaussian
-from lpbnn.predict import entropy
+from lpbnn.predict import entropy, predict
 
 
 @pytest.fixture
@@ -200,3 +201,18 @@ def test_networks_that_return_more_than_a_tensor(wrap: object, readout: object) 
 
     model = lpbnn.build(Net(), "lpbnn", num_data=10, readout=readout)
     assert lpbnn.predict(model, torch.randn(5, 4)).probs.shape == (5, 3)
+
+
+@pytest.mark.parametrize("batch_norm", ["shared", "member"])
+def test_members_in_turn_answer_as_members_together(
+    monkeypatch: pytest.MonkeyPatch, batch_norm: str
+) -> None:
+    """On a GPU a large batch is given to one member after the other: the same answers."""
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3))
+    model = lpbnn.build(net, "lpbnn", members=3, num_data=10, batch_norm=batch_norm).double()
+    x = torch.randn(5, 1, 4, 4, dtype=torch.float64)
+    model.loss(x, torch.tensor([0, 1, 2, 0, 1]))  # statistics that differ between members
+    together = predict(model, x, samples=2, seed=1)
+    monkeypatch.setattr(FastWeightEnsemble, "_better_in_turn", lambda *call: True)
+    in_turn = predict(model, x, samples=2, seed=1)
+    torch.testing.assert_close(in_turn.members, together.members, rtol=0, atol=1e-14)

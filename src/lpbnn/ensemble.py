@@ -5,7 +5,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from lpbnn.convert import replace_modules
 from lpbnn.layers import SUPPORTED, Draw, FastWeight, draw_layers, held
@@ -23,6 +25,8 @@ from lpbnn.norms import MemberNorm, is_batch_norm
 
 UNCONVERTED = (*SUPPORTED, nn.RNNBase, nn.MultiheadAttention)  # what is worth running only once
 
+
+FULL_BATCH = 256  # examples that keep a GPU busy without a second member beside them
 
 BatchNormMode = Literal["shared", "member"]
 BATCH_NORM_MODES: tuple[str, ...] = get_args(BatchNormMode)
@@ -159,10 +163,27 @@ class FastWeightEnsemble(Model):
             def run(
                 *args: Any, _part: list[Draw] = part, _first: int = start, **kwargs: Any
             ) -> Tensor:
-                rows = self.rows(args, kwargs, _part, "repeat", _first)
-                return gather(rows, _part[0].r.shape[0])
+                count = _part[0].r.shape[0]
+                if self._better_in_turn(args, kwargs):
+                    ones = [[draw.take(slice(i, i + 1)) for draw in _part] for i in range(count)]
+                    outputs = [
+                        self.rows(args, kwargs, one, "repeat", _first + i)
+                        for i, one in enumerate(ones)
+                    ]
+                    return torch.stack(outputs)
+                return gather(self.rows(args, kwargs, _part, "repeat", _first), count)
 
             yield run
+
+    def _better_in_turn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a batch fills a GPU by itself: then each member is a plain network with its own weights.
+
+        Where a part of the network is shared by the members, they stay together behind it.
+        """
+        on_gpu = any(
+            leaf.is_cuda for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)
+        )
+        return on_gpu and "" in self.stages and batch_size(args, kwargs) >= FULL_BATCH
 
     def loss(self, x: Any, y: Tensor) -> Terms:
         return total(nll=self.batch_nll(x, y), **self.penalties())
