@@ -7,6 +7,9 @@ it serves to an `Entry`, and, where it serves a whole family of names (``wrn-28-
 Every classifier is a `Backbone`: ``forward(x) == head(features(x))``, where ``head`` is the last
 `torch.nn.Linear` and ``features`` is flat, (batch, head.in_features). Methods that need the
 features (DUQ) or replace the head (MIMO) rely on these two names and on nothing else.
+
+A network for segmentation is ``dense``: its outputs are (batch, classes, H, W), of the input's size. It has
+an ``encoder`` and a ``decoder``, so that ``include="decoder.*"`` is all that a method need be told.
 """
 
 import difflib
@@ -54,15 +57,16 @@ class Entry:
 
     description: str
     build: Callable[..., nn.Module]
+    dense: bool = False  # outputs for every pixel: segmentation
 
     def options(self) -> dict[str, Any]:
-        """The keyword options and their defaults.
+        """The options and their defaults; what is keyword-only belongs to the name.
 
         >>> load("wrn-16-4").options()
         {'dropout': 0.0}
         """
         parameters = list(inspect.signature(self.build).parameters.values())[2:]
-        return {p.name: p.default for p in parameters}
+        return {p.name: p.default for p in parameters if p.kind is not p.KEYWORD_ONLY}
 
 
 def entries() -> dict[str, Entry]:
@@ -77,8 +81,8 @@ def entries() -> dict[str, Entry]:
 def names() -> tuple[str, ...]:
     """The names that `load` and `build` take, and of ``wrn-D-K`` the most used.
 
-    >>> names()
-    ('lenet', 'mlp', 'resnet18', 'resnet34', 'resnet50', 'small-cnn', 'wrn-16-4', 'wrn-28-10')
+    >>> names()[:6]
+    ('deeplab', 'deeplab-resnet18', 'deeplab-resnet34', 'lenet', 'mlp', 'resnet18')
     """
     return tuple(entries())
 
@@ -91,7 +95,7 @@ def load(name: str) -> Entry:
     >>> load("resnet-18")
     Traceback (most recent call last):
     ...
-    ValueError: unknown backbone 'resnet-18'; did you mean 'resnet18'? Known: lenet, mlp, ...
+    ValueError: unknown backbone 'resnet-18'; did you mean 'resnet18'? Known: deeplab, ...
     """
     known = entries()
     if name in known:

@@ -21,13 +21,16 @@ def initialise(net: nn.Module) -> None:
             nn.init.zeros_(module.bias)
 
 
-def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
-    """A convolution that keeps the size (stride 1). No bias: a batch norm follows.
+def conv(
+    inputs: int, outputs: int, kernel: int, stride: int = 1, dilation: int = 1, groups: int = 1
+) -> nn.Conv2d:
+    """A convolution that keeps the size (stride 1). No bias: a norm follows.
 
     >>> conv(3, 16, 3)
     Conv2d(3, 16, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), bias=False)
     """
-    return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+    padding = kernel // 2 * dilation
+    return nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation, groups, bias=False)
 
 
 def dropout(rate: float) -> nn.Module:

@@ -7,6 +7,9 @@ torchvision's, except that the last layer is ``head``, so published encoders loa
 
 ``stride_in="3x3"`` is torchvision's bottleneck (v1.5); ``"1x1"`` is the original one (v1), whose
 published weights expect the stride in the first convolution of the block.
+
+Stages may be *dilated*: instead of a stride the kernels of what follows are spread out, so the map
+stays as fine as it was, and every other position of it is what the stride would have left.
 """
 
 from collections.abc import Callable
@@ -21,6 +24,7 @@ from lpbnn.backbones._parts import dropout as dropout_slot
 
 Stem = Literal["cifar", "imagenet"]
 StrideIn = Literal["3x3", "1x1"]
+Dilations = tuple[int, int]  # of the map that comes into a block, and of the one that goes out
 
 
 def _downsample(inputs: int, outputs: int, stride: int) -> nn.Module | None:
@@ -46,12 +50,13 @@ class BasicBlock(nn.Module):
         stride: int = 1,
         dropout: float = 0.0,
         stride_in: StrideIn = "3x3",
+        dilations: Dilations = (1, 1),
     ) -> None:
         super().__init__()
-        self.conv1 = conv(inputs, width, 3, stride)
+        self.conv1 = conv(inputs, width, 3, stride, dilations[0])
         self.bn1 = nn.BatchNorm2d(width)
         self.dropout = dropout_slot(dropout)
-        self.conv2 = conv(width, width, 3)
+        self.conv2 = conv(width, width, 3, dilation=dilations[1])
         self.bn2 = nn.BatchNorm2d(width)
         self.downsample = _downsample(inputs, width, stride)
 
@@ -79,12 +84,14 @@ class Bottleneck(nn.Module):
         stride: int = 1,
         dropout: float = 0.0,
         stride_in: StrideIn = "3x3",
+        dilations: Dilations = (1, 1),
     ) -> None:
         super().__init__()
         first, second = (stride, 1) if stride_in == "1x1" else (1, stride)
         self.conv1 = conv(inputs, width, 1, first)
         self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = conv(width, width, 3, second)
+        # The 3x3 sees the map before the (left out) stride, or after it.
+        self.conv2 = conv(width, width, 3, second, dilations[stride_in == "1x1"])
         self.bn2 = nn.BatchNorm2d(width)
         self.dropout = dropout_slot(dropout)
         self.conv3 = conv(width, 4 * width, 1)
@@ -99,7 +106,69 @@ class Bottleneck(nn.Module):
         return F.relu(y + (x if self.downsample is None else self.downsample(x)))
 
 
-class ResNet(Backbone):
+Block = type[BasicBlock] | type[Bottleneck]
+Blocks = tuple[int, int, int, int]
+DEPTHS: dict[int, tuple[Block, Blocks]] = {
+    18: (BasicBlock, (2, 2, 2, 2)),
+    34: (BasicBlock, (3, 4, 6, 3)),
+    50: (Bottleneck, (3, 4, 6, 3)),
+}
+
+
+class Trunk(nn.Module):
+    """Stem and four stages under torchvision's names: a classifier without its head.
+
+    ``dilated`` is the number of last stages that are dilated, ``width`` the channels of the stem.
+
+    >>> import torch
+    >>> trunk = Trunk(stem="imagenet", block=BasicBlock, blocks=(2, 2, 2, 2), width=8, dilated=1)
+    >>> [tuple(y.shape[1:]) for y in trunk.maps(torch.zeros(1, 3, 64, 64))]
+    [(8, 16, 16), (16, 8, 8), (32, 4, 4), (64, 4, 4)]
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 3,
+        stem: Stem = "cifar",
+        dropout: float = 0.0,
+        stride_in: StrideIn = "3x3",
+        *,
+        block: Block,
+        blocks: Blocks,
+        width: int = 64,
+        dilated: int = 0,
+    ) -> None:
+        super().__init__()
+        if stem not in ("cifar", "imagenet"):
+            raise ValueError(f"resnet: stem is {stem!r}; expected 'cifar' or 'imagenet'")
+        if stride_in not in ("3x3", "1x1"):
+            raise ValueError(f"resnet: stride_in is {stride_in!r}; expected '3x3' or '1x1'")
+        imagenet = stem == "imagenet"
+        self.conv1 = conv(in_channels, width, 7, 2) if imagenet else conv(in_channels, width, 3)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.maxpool = nn.MaxPool2d(3, 2, padding=1) if imagenet else nn.Identity()
+        stages, inputs, dilation = [], width, 1
+        for number, count in enumerate(blocks):
+            stride, before, channels = min(2, number + 1), dilation, width * 2**number
+            if number >= len(blocks) - dilated:
+                stride, dilation = 1, stride * dilation
+            layers = [block(inputs, channels, stride, dropout, stride_in, (before, dilation))]
+            inputs = block.expansion * channels
+            for _ in range(count - 1):
+                layers.append(block(inputs, channels, 1, dropout, stride_in, (dilation, dilation)))
+            stages.append(nn.Sequential(*layers))
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
+        self.out_channels = tuple(block.expansion * width * 2**number for number in range(4))
+
+    def maps(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What the four stages give: (batch, out_channels[i], H_i, W_i)."""
+        one = self.layer1(self.maxpool(F.relu(self.bn1(self.conv1(x)))))
+        two = self.layer2(one)
+        three = self.layer3(two)
+        return one, two, three, self.layer4(three)
+
+
+class ResNet(Trunk, Backbone):
     """Four stages of residual blocks under either stem.
 
     >>> import torch
@@ -116,40 +185,21 @@ class ResNet(Backbone):
         dropout: float = 0.0,
         stride_in: StrideIn = "3x3",
         *,
-        block: type[BasicBlock] | type[Bottleneck],
-        blocks: tuple[int, int, int, int],
+        block: Block,
+        blocks: Blocks,
     ) -> None:
-        super().__init__()
-        if stem not in ("cifar", "imagenet"):
-            raise ValueError(f"resnet: stem is {stem!r}; expected 'cifar' or 'imagenet'")
-        if stride_in not in ("3x3", "1x1"):
-            raise ValueError(f"resnet: stride_in is {stride_in!r}; expected '3x3' or '1x1'")
-        imagenet = stem == "imagenet"
-        self.conv1 = conv(in_channels, 64, 7, 2) if imagenet else conv(in_channels, 64, 3)
-        self.bn1 = nn.BatchNorm2d(64)
-        self.maxpool = nn.MaxPool2d(3, 2, padding=1) if imagenet else nn.Identity()
-        stages, inputs = [], 64
-        for number, count in enumerate(blocks):
-            width, layers = 64 * 2**number, []
-            for position in range(count):
-                stride = 2 if number > 0 and position == 0 else 1
-                layers.append(block(inputs, width, stride, dropout, stride_in))
-                inputs = block.expansion * width
-            stages.append(nn.Sequential(*layers))
-        self.layer1, self.layer2, self.layer3, self.layer4 = stages
-        self.head = nn.Linear(inputs, num_outputs)
+        super().__init__(in_channels, stem, dropout, stride_in, block=block, blocks=blocks)
+        self.head = nn.Linear(self.out_channels[-1], num_outputs)
         initialise(self)
 
     def features(self, x: Tensor) -> Tensor:
         """The channel means below the head."""
-        x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
-        return global_average(self.layer4(self.layer3(self.layer2(self.layer1(x)))))
+        return global_average(self.maps(x)[-1])
 
 
-def _named(
-    block: type[BasicBlock] | type[Bottleneck], blocks: tuple[int, int, int, int]
-) -> Callable[..., ResNet]:
+def _named(depth: int) -> Callable[..., ResNet]:
     """A builder whose options are those a user may set; the depth is part of the name."""
+    block, blocks = DEPTHS[depth]
 
     def build(
         num_outputs: int,
@@ -166,13 +216,7 @@ def _named(
 
 
 NETS = {
-    "resnet18": Entry(
-        "ResNet-18, 32x32 stem by default, 11.2 M parameters", _named(BasicBlock, (2, 2, 2, 2))
-    ),
-    "resnet34": Entry(
-        "ResNet-34, 32x32 stem by default, 21.3 M parameters", _named(BasicBlock, (3, 4, 6, 3))
-    ),
-    "resnet50": Entry(
-        "ResNet-50, 32x32 stem by default, 23.5 M parameters", _named(Bottleneck, (3, 4, 6, 3))
-    ),
+    "resnet18": Entry("ResNet-18, 32x32 stem by default, 11.2 M parameters", _named(18)),
+    "resnet34": Entry("ResNet-34, 32x32 stem by default, 21.3 M parameters", _named(34)),
+    "resnet50": Entry("ResNet-50, 32x32 stem by default, 23.5 M parameters", _named(50)),
 }

@@ -1,0 +1,295 @@
+r"""DeepLabv3+ (Chen et al., 2018) for pictures of any size: a residual encoder, ASPP and a decoder.
+
+Two parts, ``encoder`` and ``decoder``; the second holds everything that is trained from scratch (ASPP,
+the skip of 48 channels, two 3x3 convolutions, the last layer). So the paper's variants are options:
+
+- LP-BNN: ``lpbnn.build(net, "lpbnn", include="decoder.*", task="segmentation", ...)``. The batch becomes
+  members where the decoder begins: the encoder runs once per picture;
+- LP-BNN+GN: the same with ``norm="group", standardise=True`` for the network, which puts group norm in
+  the place of the decoder's batch norm and standardises the weights of its convolutions
+  (Qiao et al., 2019), :math:`\hat W = (W - \bar W) / \sigma_W` over the inputs of every output channel.
+  The members' factors scale :math:`\hat W`.
+
+Wherever no norm follows a convolution, its weight has a scale to learn and is never standardised: the last
+layer, the depthwise half of a separable one, and the one behind ASPP's image pooling. That one has no norm
+because it sees a single position: a batch of one picture, or a member's slice of one, has no variance.
+
+The encoder's names are torchvision's: ``pretrained`` is a file with published weights (see ``pretrained``
+in this folder), and ``net.loaded`` then says what matched. Weights of the original ResNet-50 (v1) need
+``stride_in="1x1"``. Where ``output_stride`` leaves out strides, kernels are dilated (see ``resnet``).
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lpbnn.backbones import Entry
+from lpbnn.backbones._parts import conv, initialise
+from lpbnn.backbones._parts import dropout as dropout_slot
+from lpbnn.backbones.pretrained import Loaded, load_weights
+from lpbnn.backbones.resnet import DEPTHS, StrideIn, Trunk
+from lpbnn.losses import at_least_float32
+
+Norm = Literal["batch", "group"]
+
+_DILATED = {8: 2, 16: 1}  # output stride: how many of the encoder's stages are dilated
+_RATES = (6, 12, 18)  # of ASPP at output stride 16; twice as large where the map is twice as fine
+_SKIP = 48  # channels of the encoder's fine map that the decoder sees
+_GROUP = 8  # channels in a group of group norm: 32 groups of 256
+
+
+class StandardisedConv2d(nn.Conv2d):
+    """A convolution that computes with its weight standardised: mean 0, variance 1 per output.
+
+    >>> layer = StandardisedConv2d(3, 4, 3)
+    >>> layer.standardised().var((1, 2, 3), correction=0).detach()
+    tensor([1.0000, 1.0000, 1.0000, 1.0000])
+    """
+
+    def standardised(self) -> Tensor:
+        """The weight that it computes with."""
+        weight = at_least_float32(self.weight)
+        variance, mean = torch.var_mean(weight, (1, 2, 3), correction=0, keepdim=True)
+        return ((weight - mean) * torch.rsqrt(variance + 1e-10)).to(self.weight.dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._conv_forward(input, self.standardised(), self.bias)
+
+
+@dataclass(frozen=True)
+class Style:
+    """How the decoder's convolutions are made."""
+
+    norm: Norm = "batch"
+    standardise: bool = False
+    separable: bool = False
+
+    def __post_init__(self) -> None:
+        if self.norm not in ("batch", "group"):
+            raise ValueError(f"deeplab: norm is {self.norm!r}; expected 'batch' or 'group'")
+        for name in ("standardise", "separable"):
+            value: Any = getattr(self, name)
+            if not isinstance(value, bool):
+                raise ValueError(f"deeplab: {name} is {value!r}; expected True or False")
+
+    def unit(self, inputs: int, outputs: int, kernel: int = 1, dilation: int = 1) -> nn.Sequential:
+        """Convolution, norm, ReLU; a separable one filters every channel first, then mixes them.
+
+        >>> unit = Style(norm="group", separable=True).unit(16, 32, 3, dilation=6)
+        >>> [type(layer).__name__ for layer in unit]
+        ['Conv2d', 'Conv2d', 'GroupNorm', 'ReLU']
+        """
+        unit = nn.Sequential()
+        if self.separable and kernel > 1:
+            depthwise = conv(inputs, inputs, kernel, dilation=dilation, groups=inputs)
+            nn.init.normal_(depthwise.weight, std=1 / kernel)  # keeps the variance
+            unit.add_module("depthwise", depthwise)
+            kernel = dilation = 1
+        kind = StandardisedConv2d if self.standardise else nn.Conv2d
+        padding = kernel // 2 * dilation
+        mix = kind(inputs, outputs, kernel, padding=padding, dilation=dilation, bias=False)
+        initialise(mix)
+        group = self.norm == "group"
+        norm = nn.GroupNorm(outputs // _GROUP, outputs) if group else nn.BatchNorm2d(outputs)
+        for name, layer in (("conv", mix), ("norm", norm), ("relu", nn.ReLU())):
+            unit.add_module(name, layer)
+        return unit
+
+
+class Encoder(Trunk):
+    """A residual network without its head: gives the map of the first stage and that of the last.
+
+    >>> maps = Encoder(depth=18, width=8)(torch.zeros(1, 3, 64, 96))
+    >>> [tuple(y.shape[1:]) for y in maps]
+    [(8, 16, 24), (64, 4, 6)]
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 3,
+        output_stride: int = 16,
+        stride_in: StrideIn = "3x3",
+        *,
+        depth: int = 50,
+        width: int = 64,
+    ) -> None:
+        if output_stride not in _DILATED:
+            raise ValueError(f"deeplab: output_stride is {output_stride!r}; expected 8 or 16")
+        if isinstance(width, bool) or not isinstance(width, int) or width < 1:
+            raise ValueError(f"deeplab: width is {width!r}; expected an integer >= 1")
+        block, blocks = DEPTHS[depth]
+        shape: dict[str, Any] = {"block": block, "blocks": blocks, "width": width}
+        dilated = _DILATED[output_stride]
+        super().__init__(in_channels, "imagenet", stride_in=stride_in, dilated=dilated, **shape)
+        initialise(self)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(batch, in_channels, H, W) -> maps of H / 4 and of H / output_stride, rounded up."""
+        fine, _, _, deep = self.maps(x)
+        return fine, deep
+
+
+class ASPP(nn.Module):
+    """Atrous spatial pyramid pooling: five views of one map at different scales, joined.
+
+    >>> aspp = ASPP(16, 8, (6, 12, 18), Style())
+    >>> aspp(torch.zeros(2, 16, 5, 4)).shape
+    torch.Size([2, 8, 5, 4])
+    """
+
+    def __init__(self, inputs: int, outputs: int, rates: tuple[int, ...], style: Style) -> None:
+        super().__init__()
+        views = [style.unit(inputs, outputs)]
+        views += [style.unit(inputs, outputs, 3, rate) for rate in rates]
+        self.views = nn.ModuleList(views)
+        self.pooled = nn.Conv2d(inputs, outputs, 1)
+        nn.init.kaiming_normal_(self.pooled.weight, nonlinearity="relu")
+        nn.init.zeros_(self.pooled.bias)  # type: ignore[arg-type]
+        self.project = style.unit((len(views) + 1) * outputs, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, inputs, H, W) -> (batch, outputs, H, W)."""
+        views = [view(x) for view in self.views]
+        pooled = F.relu(self.pooled(x.mean((2, 3), keepdim=True)))
+        return self.project(torch.cat([*views, pooled.expand_as(views[0])], 1))
+
+
+class Decoder(nn.Module):
+    """From the encoder's two maps to logits on the grid of the finer one.
+
+    >>> decoder = Decoder(8, 64, 5, rates=(6, 12, 18), channels=16)
+    >>> decoder(torch.zeros(2, 8, 12, 9), torch.zeros(2, 64, 3, 3)).shape
+    torch.Size([2, 5, 12, 9])
+    """
+
+    def __init__(
+        self,
+        fine_channels: int,
+        deep_channels: int,
+        num_outputs: int,
+        *,
+        rates: tuple[int, ...],
+        channels: int = 256,
+        dropout: float = 0.0,
+        style: Style | None = None,
+    ) -> None:
+        super().__init__()
+        style = style or Style()
+        self.aspp = ASPP(deep_channels, channels, rates, style)
+        self.drop1 = dropout_slot(dropout)
+        self.skip = style.unit(fine_channels, _SKIP)
+        self.fuse1 = style.unit(channels + _SKIP, channels, 3)
+        self.fuse2 = style.unit(channels, channels, 3)
+        self.drop2 = dropout_slot(dropout)
+        self.head = nn.Conv2d(channels, num_outputs, 1)
+        nn.init.zeros_(self.head.bias)  # type: ignore[arg-type]
+
+    def forward(self, fine: Tensor, deep: Tensor) -> Tensor:
+        """(batch, fine_channels, h, w) and the deep map -> (batch, num_outputs, h, w)."""
+        deep = _resize(self.drop1(self.aspp(deep)), fine.shape[-2:])
+        joined = torch.cat([deep, self.skip(fine)], 1)
+        return self.head(self.drop2(self.fuse2(self.fuse1(joined))))
+
+
+class DeepLab(nn.Module):
+    """DeepLabv3+; the outputs have the height and width of the input.
+
+    Args:
+        num_outputs: classes.
+        output_stride: 16, or 8 for a finer map under the decoder (more compute and memory).
+        stride_in: "3x3" for torchvision's weights (v1.5), "1x1" for those of the original (v1).
+        separable: depthwise separable convolutions in the decoder, for the 3x3 ones.
+        norm: of the decoder, "batch" or "group".
+        standardise: the weights of the decoder's convolutions.
+        dropout: rate after ASPP and before the last layer.
+        channels: of the decoder, a multiple of 8.
+        width: of the encoder's stem; published weights have 64.
+        pretrained: a file with the encoder's weights.
+
+    >>> net = DeepLab(11, depth=18, width=8, channels=16)
+    >>> net(torch.zeros(2, 3, 45, 33)).shape
+    torch.Size([2, 11, 45, 33])
+    """
+
+    loaded: Loaded | None = None  # what became of the file of weights
+
+    def __init__(
+        self,
+        num_outputs: int,
+        in_channels: int = 3,
+        output_stride: int = 16,
+        stride_in: StrideIn = "3x3",
+        separable: bool = False,
+        norm: Norm = "batch",
+        standardise: bool = False,
+        dropout: float = 0.0,
+        channels: int = 256,
+        width: int = 64,
+        pretrained: str | None = None,
+        *,
+        depth: int = 50,
+    ) -> None:
+        super().__init__()
+        style = Style(norm, standardise, separable)
+        if not isinstance(channels, int) or channels < _GROUP or channels % _GROUP:
+            raise ValueError(f"deeplab: channels is {channels!r}; expected a multiple of {_GROUP}")
+        self.output_stride = output_stride
+        self.encoder = Encoder(in_channels, output_stride, stride_in, depth=depth, width=width)
+        self.decoder = Decoder(
+            self.encoder.out_channels[0],
+            self.encoder.out_channels[-1],
+            num_outputs,
+            rates=tuple(rate * 16 // output_stride for rate in _RATES),
+            channels=channels,
+            dropout=dropout,
+            style=style,
+        )
+        if pretrained is not None:
+            self.loaded = load_weights(self.encoder, pretrained)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of every pixel: (batch, in_channels, H, W) -> (batch, num_outputs, H, W)."""
+        size = x.shape[-2:]
+        if x.dim() != 4 or min(size) < self.output_stride:
+            raise ValueError(
+                f"deeplab: an input of shape {tuple(x.shape)}; expected (batch, channels, height, width) "
+                f"with height and width of at least {self.output_stride}, the output stride. Fix: enlarge "
+                "the pictures, or build the network with output_stride=8."
+            )
+        return _resize(self.decoder(*self.encoder(x)), size)
+
+
+def _resize(x: Tensor, size: tuple[int, ...]) -> Tensor:
+    return F.interpolate(x, size=size, mode="bilinear", align_corners=False)
+
+
+NETS = {
+    "deeplab": Entry(
+        "DeepLabv3+ with a ResNet-50 encoder, the paper's segmentation network, 40.3 M parameters",
+        partial(DeepLab, depth=50),
+        dense=True,
+    ),
+    "deeplab-resnet18": Entry(
+        "DeepLabv3+ with a ResNet-18 encoder, 16.6 M parameters",
+        partial(DeepLab, depth=18),
+        dense=True,
+    ),
+    "deeplab-resnet34": Entry(
+        "DeepLabv3+ with a ResNet-34 encoder, 26.7 M parameters",
+        partial(DeepLab, depth=34),
+        dense=True,
+    ),
+}
+
+
+def parse(name: str) -> Entry | None:
+    """``deeplab-resnet50`` is ``deeplab``; None for other names.
+
+    >>> parse("deeplab-resnet50") is NETS["deeplab"]
+    True
+    """
+    return NETS["deeplab"] if name == "deeplab-resnet50" else None
