@@ -26,15 +26,25 @@ def test_names_and_descriptions() -> None:
 
 
 def test_stability(tmp_path: Path, console: Console) -> None:
-    config = stability.Config(out=tmp_path, epochs=1, rates=(0.2, 0.01), jobs=1)
+    page, ledger = tmp_path / "r.html", tmp_path / "ledger"
+    config = stability.Config(
+        out=tmp_path, epochs=1, rates=(0.2, 0.01), jobs=1, report=page, ledger=ledger
+    )
     stability.run(config, console)
     shown = console.export_text()
     for text in ("BNN (mean-field), accuracy", "LP-BNN, div", "22.48", "63.73"):
         assert text in shown
-    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("results.json")}
-    assert len(stamps) == 4
+    assert page.exists()
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
+    assert len(list(ledger.glob("*.json"))) == 4
     stability.run(config, console)  # finished runs are not trained again
-    assert stamps == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("results.json")}
+    assert stamps == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
+    console.export_text()
+    stability.run(stability.Config(source=ledger, report=page), console)
+    again = console.export_text()
+    assert [line for line in again.splitlines() if "│" in line] == [
+        line for line in shown.splitlines() if "│" in line
+    ]
 
 
 def test_the_demo_and_diversity_share_their_settings(tmp_path: Path, console: Console) -> None:
@@ -44,23 +54,18 @@ def test_the_demo_and_diversity_share_their_settings(tmp_path: Path, console: Co
     assert demo.run(config, console) == tmp_path / "r.html"
     assert "LP-BNN" in console.export_text()
     assert diversity.settings(diversity.Config(), "lpbnn", 0) == demo.settings("lpbnn", 0)
-
-
-def test_diversity_table(console: Console) -> None:
-    measured = {"ratio_error": 0.5, "q_statistic": 0.9, "correlation": None}
-    results = {
-        f"digits-{method}-0": {"diversity": {"test": measured, "corrupted": None}}
-        for method in diversity.NAMES
-    }
-    for part in ("test", "corrupted"):
-        console.print(diversity.table(diversity.Config(seeds=1), results, part))
+    kept = diversity.Config(source=config.out, report=tmp_path / "d.html")  # from run folders
+    diversity.run(kept, console)
     shown = console.export_text()
-    assert "0.5000" in shown
-    assert "0.9825" in shown
+    for text in ("digits, lenet, 12 epochs", "Ratio-error", "paper 0.8390", "supplementary A.5"):
+        assert text in shown
+    assert "What the members say" in (tmp_path / "d.html").read_text()
 
 
 def test_table1_is_the_papers_setting_by_preset() -> None:
-    config = _cifar.CifarConfig(("cifar10",), backbone=("wrn-28-10",), methods=("lpbnn", "duq"))
+    config = _cifar.CifarConfig(
+        preset=("cifar10",), backbone=("wrn-28-10",), methods=("lpbnn", "duq")
+    )
     runs = _cifar.configs(config)
     assert len(runs) == 6
     run = runs["cifar10-wrn-28-10-lpbnn-0"]
@@ -109,7 +114,7 @@ def test_what_the_ledger_holds_is_not_trained_again(tmp_path: Path, console: Con
     ledger = tmp_path / "ledger"
     places = run_all(configs, tmp_path / "a", console, jobs=1, ledger=ledger)
     assert places == [tmp_path / "a" / "mcp-0", tmp_path / "a" / "lpbnn-0"]
-    assert sorted(path.name for path in ledger.iterdir()) == ["lpbnn-0.json", "mcp-0.json"]
+    assert sorted(path.name for path in ledger.glob("*.json")) == ["lpbnn-0.json", "mcp-0.json"]
     more = {**configs, "mcp-1": small("mcp", seed=1)}
     places = run_all(more, tmp_path / "b", console, jobs=2, ledger=ledger)  # a bare machine
     assert places == [ledger / "mcp-0.json", ledger / "lpbnn-0.json", tmp_path / "b" / "mcp-1"]

@@ -5,18 +5,20 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-from report.conftest import Make, info
+from report.conftest import Make, arrays, info
 
 from lpbnn.engine import OptimConfig, RunConfig
 from lpbnn.engine.build import resolved
 from lpbnn.engine.files import RunError
 from lpbnn.engine.rundir import RunDir
 from lpbnn.experiments import published
-from lpbnn.report import comparison
-from lpbnn.report.ledger import keep, kept, ledger_folders, read_ledger
+from lpbnn.report import comparison, write_report
+from lpbnn.report.contents import severity
+from lpbnn.report.ledger import found_in, keep, kept, ledger_folders, read_ledger
 from lpbnn.report.results_md import results_markdown
-from lpbnn.report.runs import Run
+from lpbnn.report.runs import Run, grouped
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,6 +55,46 @@ def test_keeping_twice_changes_nothing(make: Make, ledger: Path) -> None:
     RunDir(folder).write_results({**results, "evaluate_seconds": 1.0})  # measured again
     keep(folder, ledger)
     assert Run.read(path).results["evaluate_seconds"] == 1.0
+
+
+def test_figures_are_kept_of_the_first_seed(make: Make, ledger: Path, tmp_path: Path) -> None:
+    large = {"test/probs": np.zeros((100, 10)), "posterior/correlation": np.zeros((999, 999))}
+    first = make("lpbnn", 0, with_arrays={**arrays(np.random.default_rng(0), 4, False), **large})
+    second = make("lpbnn", 1)
+    files = [keep(folder, ledger) for folder in (first, second)]
+    assert [path.name for path in ledger.glob("*.npz")] == [f"{first.name}.npz"]
+    kept_arrays, before = Run.read(files[0]).arrays, Run.read(first).arrays
+    assert set(before) - set(kept_arrays) == set(large)
+    for name, array in kept_arrays.items():
+        np.testing.assert_array_equal(array, before[name])
+    assert Run.read(files[1]).arrays == {}
+    page = write_report(files, tmp_path / "report.html").read_text()
+    assert "What the members say" in page
+    assert "the drawings show those with predictions" in page
+    assert f"content(&quot;{first.name}.json&quot;)" in page
+    (ledger / f"{first.name}.npz").write_bytes(b"PK")
+    with pytest.raises(RunError, match=r"is damaged.*Fix: keep the run again"):
+        _ = Run.read(files[0]).arrays
+
+
+def test_a_folder_of_runs_or_of_the_ledger(make: Make, ledger: Path, tmp_path: Path) -> None:
+    runs = [make("mcp", seed) for seed in (0, 1)]
+    keep(runs[0], ledger)
+    assert [run.seed for run in found_in(tmp_path)] == [0, 1]
+    assert [run.seed for run in found_in(ledger)] == [0]
+    for run in runs:
+        (run / "results.json").unlink()
+    with pytest.raises(RunError, match="none of the 2 runs"):
+        found_in(tmp_path)
+    with pytest.raises(RunError, match="is no folder"):
+        found_in(tmp_path / "nothing")
+
+
+def test_the_papers_cE_stands_beside_the_mean_over_severities_only(make: Make) -> None:
+    groups = grouped([Run.read(make("lpbnn", data=info(name="cifar10")))])
+    table = severity(groups, ("ece",), published("cifar10", "wrn-28-10"))
+    found = {key: cell.reference for key, cell in table.rows[0].cells.items()}
+    assert found == {"1/ece": None, "3/ece": None, "5/ece": None, "ce": 0.1197}
 
 
 def test_what_is_no_finished_run_is_refused(make: Make, ledger: Path, tmp_path: Path) -> None:

@@ -1,13 +1,16 @@
 """What the CIFAR experiments share: the paper's settings, a short schedule, and the runs of a table."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from lpbnn import backbones, methods
 from lpbnn.engine import AugmentConfig, EvalConfig, OptimConfig, RunConfig, ScheduleConfig
+from lpbnn.experiments._suite import Work
+
+if TYPE_CHECKING:
+    from lpbnn.report.runs import Run
 
 Preset = Literal["cifar10", "cifar10-fast", "cifar100", "cifar100-fast"]
 # Methods that ask for their own learning rate and weight decay (SPEC, section 3).
@@ -15,7 +18,7 @@ OPTIM = {"duq": OptimConfig(lr=0.05, weight_decay=5e-4)}
 
 
 @dataclass(frozen=True)
-class CifarConfig:
+class CifarConfig(Work):
     preset: tuple[Preset, ...] = ("cifar10-fast",)
     """One or more: the paper's 250 epochs, or a short schedule (-fast)."""
     data_root: str = "data"
@@ -27,10 +30,6 @@ class CifarConfig:
     seeds: int = 3
     """The first so many: one seed of everything, then the next."""
     epochs: int | None = None
-    jobs: int | None = None
-    """Runs side by side; None: one per core, or one on a GPU."""
-    ledger: Path | None = None
-    """Keep every finished run's numbers here, one JSON each; what it holds is not trained again."""
     corruptions: bool = True
     corruption_images: int | None = None
     """Only the first so many test images are corrupted; None: all."""
@@ -38,8 +37,6 @@ class CifarConfig:
     """A folder with the published CIFAR-C files, or one to keep generated ones in."""
     frost: str | None = None
     """Folder of the published frost pictures; None: procedural frost."""
-    out: Path = Path("runs")
-    report: Path = Path("report.html")
 
 
 def settings(
@@ -93,3 +90,8 @@ def configs(config: CifarConfig) -> dict[str, RunConfig]:
         for backbone in config.backbone
         for name in chosen
     }
+
+
+def chosen(config: CifarConfig, runs: list["Run"]) -> list["Run"]:
+    """Those of the methods asked for."""
+    return [run for run in runs if not config.methods or run.method in config.methods]

@@ -15,10 +15,7 @@ def published(data: str, backbone: str) -> "PaperTable | None":
         found = table1.paper(data)
         if data != "cifar10":
             return found
-        rows = {method: dict(numbers) for method, numbers in found.rows.items()}
-        for part, methods in diversity.PAPER.items():
-            for method, numbers in methods.items():
-                named = (f"{part}/{key}" for key in diversity.KEYS)
-                rows[method] |= dict(zip(named, numbers, strict=True))
+        diverse = diversity.paper().rows
+        rows = {method: {**row, **diverse.get(method, {})} for method, row in found.rows.items()}
         return PaperTable(found.source, rows)
     return stability.paper() if backbone == "lenet" and data == "cifar10" else None

@@ -5,17 +5,50 @@ import multiprocessing
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from tyro.conf import arg
 
 from lpbnn.engine import RunConfig
 from lpbnn.engine.files import RunError
 from lpbnn.engine.run import run
+
+if TYPE_CHECKING:
+    from lpbnn.report.runs import Run
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every experiment can be told about how its runs are made, or where they are."""
+
+    source: Annotated[Path | None, arg(name="from")] = None
+    """Train nothing: show the runs of this folder, of a ledger (results/NAME) or of run folders."""
+    out: Path = Path("runs")
+    """Folder of the runs; finished ones are not trained again."""
+    ledger: Path | None = None
+    """Keep every finished run's numbers here, one JSON each; what it holds is not trained again."""
+    jobs: int | None = None
+    """Runs side by side; None: one per core, or one on a GPU."""
+    report: Path = Path("report.html")
+    """The page with the figures."""
+
+
+def work(
+    given: Work, configs: Callable[[], Mapping[str, RunConfig]], console: Console
+) -> list["Run"]:
+    """The runs of an experiment: made, as far as they are not yet, or found where it is told to look."""
+    from lpbnn.report.ledger import found_in  # slow: not for --help
+    from lpbnn.report.runs import read_runs
+
+    if given.source is not None:
+        return found_in(given.source)
+    return read_runs(run_all(configs(), given.out, console, given.jobs, given.ledger))
 
 
 def run_all(

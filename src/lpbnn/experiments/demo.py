@@ -11,19 +11,15 @@ from rich.console import Console
 
 from lpbnn import methods
 from lpbnn.engine import EvalConfig, OptimConfig, RunConfig, ScheduleConfig
-from lpbnn.experiments._suite import run_all
+from lpbnn.experiments._suite import Work, work
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Work):
     out: Path = Path("runs/demo")
-    """Folder of the runs; finished ones are not trained again."""
-    report: Path = Path("report.html")
     seeds: int = 3
     methods: tuple[str, ...] = ()
     """Only these; none given: all."""
-    jobs: int | None = None
-    """Runs side by side; None: one per core."""
 
 
 OPTIM = OptimConfig(lr=0.05, weight_decay=1e-4, clip=3.0)
@@ -51,18 +47,24 @@ def settings(method: str, seed: int) -> RunConfig:
     )
 
 
-def run(config: Config, console: Console) -> Path:
-    from lpbnn.report import comparison, print_table, write_report  # slow: not for --help
-
+def configs(config: Config) -> dict[str, RunConfig]:
     chosen = config.methods or tuple(methods.names())
     for name in chosen:
         methods.load(name)  # a wrong name is told before anything is trained
-    configs = {
+    return {
         f"{name}-{seed}": settings(name, seed) for seed in range(config.seeds) for name in chosen
     }
-    console.print(f"{len(chosen)} methods x {config.seeds} seeds on digits, into {config.out}")
-    folders = run_all(configs, config.out, console, config.jobs)
-    print_table(comparison(folders), console)
-    written = write_report(folders, config.report, title=f"{len(chosen)} methods on digits")
+
+
+def run(config: Config, console: Console) -> Path:
+    from lpbnn.report import comparison, print_table, write_report  # slow: not for --help
+
+    if config.source is None:
+        chosen = config.methods or tuple(methods.names())
+        console.print(f"{len(chosen)} methods x {config.seeds} seeds on digits, into {config.out}")
+    runs = work(config, lambda: configs(config), console)
+    print_table(comparison(runs), console)
+    number = len({run.method for run in runs})
+    written = write_report(runs, config.report, title=f"{number} methods on digits")
     console.print(f"the whole report: {written}")
     return written

@@ -1,23 +1,25 @@
 """Diversity of the members: Deep Ensembles, BatchEnsemble and LP-BNN (supplementary A.5).
 
 Command: ``lpbnn experiment diversity`` uses the demo's settings on digits, about a minute on two CPU cores;
-``--data cifar10-fast --data-root DIR`` (or cifar10, the paper's 250 epochs) takes the settings of table1.
-Means over the pairs of members; on corrupted images all sets are pooled.
+``--preset cifar10-fast --data-root DIR`` (or cifar10, the paper's 250 epochs) takes the settings of
+table1, ``--from results/cifar10-fast`` the runs that are kept there. Means over the pairs of members; on
+corrupted images all sets are pooled. What single members say of single images is in the report.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
-from rich.table import Table
 
 from lpbnn.engine import RunConfig
 from lpbnn.experiments import _cifar, demo
-from lpbnn.experiments._suite import run_all
-from lpbnn.metrics import METRICS
+from lpbnn.experiments._suite import Work, work
 
-NAMES = {"ensemble": "Deep Ensembles", "batchensemble": "BatchEnsemble", "lpbnn": "LP-BNN"}
+if TYPE_CHECKING:
+    from lpbnn.report import PaperTable
+
+METHODS = ("ensemble", "batchensemble", "lpbnn")
 KEYS = ("ratio_error", "q_statistic", "correlation")
 PAPER = {
     "test": {
@@ -34,55 +36,59 @@ PAPER = {
 
 
 @dataclass(frozen=True)
-class Config:
-    data: Literal["digits", "cifar10", "cifar10-fast"] = "digits"
+class Config(Work):
+    preset: Literal["digits", "cifar10", "cifar10-fast"] = "digits"
     data_root: str = "data"
     backbone: str = "wrn-16-4"
     """On CIFAR; wrn-28-10 is the paper's."""
+    methods: tuple[str, ...] = METHODS
     out: Path = Path("runs/diversity")
     seeds: int = 3
-    jobs: int | None = None
-    """Runs side by side; None: one per core, or one on a GPU."""
-    ledger: Path | None = None
-    """Keep every finished run's numbers here, one JSON each; what it holds is not trained again."""
+
+
+def paper() -> "PaperTable":
+    """The paper's numbers, in the keys of our table."""
+    from lpbnn.report import PaperTable
+
+    return PaperTable(
+        source="Franchi et al. 2020, supplementary A.5: CIFAR-10 and CIFAR-10-C, WRN-28-10, 250 epochs",
+        rows={
+            method: {
+                f"{part}/{key}": value
+                for part, rows in PAPER.items()
+                for key, value in zip(KEYS, rows[method], strict=True)
+            }
+            for method in METHODS
+        },
+    )
 
 
 def settings(config: Config, method: str, seed: int) -> RunConfig:
-    if config.data == "digits":
+    if config.preset == "digits":
         return demo.settings(method, seed)
     cifar = _cifar.CifarConfig(data_root=config.data_root)
-    return _cifar.settings(cifar, method, seed, config.data, config.backbone)
+    return _cifar.settings(cifar, method, seed, config.preset, config.backbone)
 
 
-def run(config: Config, console: Console) -> None:
-    from lpbnn.report.entries import content  # slow: not for --help
-
-    configs = {
-        f"{config.data}-{method}-{seed}": settings(config, method, seed)
+def configs(config: Config) -> dict[str, RunConfig]:
+    net = "" if config.preset == "digits" else f"{config.backbone}-"
+    return {
+        f"{config.preset}-{net}{method}-{seed}": settings(config, method, seed)
         for seed in range(config.seeds)
-        for method in NAMES
+        for method in config.methods
     }
-    found = run_all(configs, config.out, console, config.jobs, config.ledger)
-    results = dict(zip(configs, (content(path)["results"] for path in found), strict=True))
-    for part in PAPER:
-        console.print(table(config, results, part))
 
 
-def table(config: Config, results: dict[str, dict[str, Any]], part: str) -> Table:
-    """Ours, the mean over seeds, beside the paper's (CIFAR-10 and CIFAR-10-C, WRN-28-10)."""
-    shown = Table(title=f"Diversity on the {part} part of {config.data}, {config.seeds} seeds")
-    shown.add_column("method", no_wrap=True)
-    for key in KEYS:
-        shown.add_column(f"{METRICS[key].title} {METRICS[key].arrow}", justify="right")
-        shown.add_column("paper", justify="right", style="dim")
-    for method, name in NAMES.items():
-        measured = [
-            results[f"{config.data}-{method}-{seed}"]["diversity"][part]
-            for seed in range(config.seeds)
-        ]
-        cells: list[str] = []
-        for key, paper in zip(KEYS, PAPER[part][method], strict=True):
-            values = [row[key] for row in measured if row and row[key] is not None]
-            cells += [f"{sum(values) / len(values):.4f}" if values else "-", f"{paper:.4f}"]
-        shown.add_row(name, *cells)
-    return shown
+def run(config: Config, console: Console) -> Path:
+    from lpbnn.report import print_table, write_report  # slow: not for --help
+    from lpbnn.report.contents import diversity
+    from lpbnn.report.runs import by_setting, grouped
+
+    runs = work(config, lambda: configs(config), console)
+    runs = [run for run in runs if run.method in config.methods]
+    for setting, part in by_setting(runs).items():
+        console.print(setting, style="bold")
+        print_table(diversity(grouped(part), paper()), console)
+    written = write_report(runs, config.report, title="Diversity of the members")
+    console.print(f"what the members say of single images is in {written}")
+    return written

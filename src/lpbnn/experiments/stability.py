@@ -5,18 +5,21 @@ Command: ``lpbnn experiment stability`` trains LeNet-5 on digits in about a minu
 "Epoch div" is the epoch in which the training loss stopped being finite, counted from 1.
 """
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from lpbnn.engine import EvalConfig, OptimConfig, RunConfig, ScheduleConfig
-from lpbnn.experiments._suite import run_all
+from lpbnn.experiments._suite import Work, work
 
 if TYPE_CHECKING:
     from lpbnn.report import PaperTable
+    from lpbnn.report.runs import Run
 
 RATES = (0.2, 0.1, 0.05, 0.01, 0.005)
 NAMES = {"meanfield": "BNN (mean-field)", "lpbnn": "LP-BNN"}
@@ -31,7 +34,7 @@ PAPER: dict[str, dict[float, tuple[float, int | None]]] = {
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Work):
     data: str = "digits"
     data_root: str | None = None
     out: Path = Path("runs/stability")
@@ -39,10 +42,6 @@ class Config:
     """None: 80, as in the paper, and 20 on digits."""
     seed: int = 0
     rates: tuple[float, ...] = RATES
-    jobs: int | None = None
-    """Runs side by side; None: one per core, or one on a GPU."""
-    ledger: Path | None = None
-    """Keep every finished run's numbers here, one JSON each; what it holds is not trained again."""
 
 
 def paper() -> "PaperTable":
@@ -57,7 +56,7 @@ def paper() -> "PaperTable":
         if epoch is not None
     )
     return PaperTable(
-        source=f"Franchi et al. 2020, supplementary A.4: LeNet-5, 80 epochs, one seed; {diverged}",
+        source=f"Franchi et al. 2020, supplementary A.4: LeNet-5, CIFAR-10, 80 epochs; {diverged}",
         rows={
             f"{title(method)} (lr={rate:g})": {"accuracy": accuracy / 100}
             for method, numbers in PAPER.items()
@@ -84,49 +83,68 @@ def settings(config: Config, method: str, rate: float) -> RunConfig:
     )
 
 
-def run(config: Config, console: Console) -> None:
-    from lpbnn.report.entries import content  # slow: not for --help
-
-    configs = {
+def configs(config: Config) -> dict[str, RunConfig]:
+    return {
         f"{config.data}-{method}-lr{rate:g}-seed{config.seed}": settings(config, method, rate)
         for rate in config.rates
         for method in NAMES
     }
-    found = run_all(configs, config.out, console, config.jobs, config.ledger)
-    results = dict(zip(configs, (content(path)["results"] for path in found), strict=True))
-    console.print(table(config, results))
 
 
-def table(config: Config, results: dict[str, dict[str, Any]]) -> Table:
-    """Accuracy and epoch of divergence, ours beside the paper's."""
-    epochs = settings(config, "lpbnn", RATES[0]).epochs
+def run(config: Config, console: Console) -> Path:
+    from lpbnn.report import write_report  # slow: not for --help
+    from lpbnn.report.runs import by_setting
+
+    runs = work(config, lambda: configs(config), console)
+    runs = [run for run in runs if run.method in NAMES]
+    for setting, part in by_setting(runs).items():
+        console.print(table(setting, part))
+    written = write_report(runs, config.report, title="Training stability", reference=paper())
+    console.print(f"the runs are in {written}")
+    return written
+
+
+def table(setting: str, runs: Sequence["Run"]) -> Table:
+    """Accuracy and epoch of divergence, ours beside the paper's; several seeds as their mean."""
     shown = Table(
-        title=f"Stability, LeNet-5 on {config.data}, {epochs} epochs (the paper: CIFAR-10, 80 epochs)",
-        caption="accuracy in %; div: epoch in which the loss stopped being finite, or - if it never did",
+        title=f"Stability: {setting} (the paper: CIFAR-10, LeNet-5, 80 epochs)",
+        caption="accuracy in %, mean over seeds, the last finite weights of a run that diverged; div: "
+        "the epoch in which the loss stopped being finite, from 1, or - if it never did",
     )
+    rates = sorted({float(run.settings["optim.lr"]) for run in runs}, reverse=True)
     shown.add_column("learning rate", no_wrap=True)
-    for rate in config.rates:
+    for rate in rates:
         shown.add_column(f"{rate:g}", justify="right")
     for method, name in NAMES.items():
         ours = [
-            results[f"{config.data}-{method}-lr{rate:g}-seed{config.seed}"] for rate in config.rates
+            [r for r in runs if r.method == method and r.settings["optim.lr"] == rate]
+            for rate in rates
         ]
-        paper = [PAPER[method].get(rate) for rate in config.rates]
-        shown.add_row(f"{name}, accuracy", *(_accuracy(result) for result in ours))
-        shown.add_row(
-            "  the paper's", *("" if p is None else f"{p[0]:.2f}" for p in paper), style="dim"
-        )
-        shown.add_row(f"{name}, div", *(_epoch(result["train"]["diverged"]) for result in ours))
-        shown.add_row(
-            "  the paper's", *("" if p is None else _epoch(p[1]) for p in paper), style="dim"
-        )
+        theirs = [PAPER[method].get(rate) for rate in rates]
+        _rows(shown, f"{name}, accuracy", map(_accuracy, ours), theirs, lambda p: f"{p[0]:.2f}")
+        _rows(shown, f"{name}, div", map(_epochs, ours), theirs, lambda p: str(p[1] or "-"))
     return shown
 
 
-def _accuracy(result: dict[str, Any]) -> str:
-    test = result["test"]
-    return "not finite" if test is None else f"{100 * test['accuracy']:.2f}"
+def _rows(
+    table: Table,
+    name: str,
+    ours: Iterable[str],
+    theirs: Sequence[tuple[float, int | None] | None],
+    write: Callable[[tuple[float, int | None]], str],
+) -> None:
+    table.add_row(name, *ours)
+    table.add_row("  the paper's", *("" if p is None else write(p) for p in theirs), style="dim")
 
 
-def _epoch(epoch: int | None) -> str:
-    return "-" if epoch is None else str(epoch)
+def _accuracy(runs: Sequence["Run"]) -> str:
+    found = [run.at("test", "accuracy") for run in runs if run.at("test")]
+    if not found:
+        return "not finite" if runs else ""
+    return f"{100 * fmean(found):.2f}"
+
+
+def _epochs(runs: Sequence["Run"]) -> str:
+    """Of every seed that diverged."""
+    found = ", ".join(str(run.diverged) for run in runs if run.diverged is not None)
+    return found or ("-" if runs else "")

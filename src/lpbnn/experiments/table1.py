@@ -1,7 +1,9 @@
 """Table 1: accuracy, calibration, detection of SVHN and corruption on CIFAR-10 and CIFAR-100.
 
 Command: ``lpbnn experiment table1 --data-root DIR``; on one H200 a short-schedule WRN-16-4 run takes
-minutes. ``--preset cifar10 --backbone wrn-28-10`` is the paper's setting (250 epochs).
+minutes. ``--preset cifar10 --backbone wrn-28-10`` is the paper's setting (250 epochs); several presets and
+backbones may be given, and one seed of everything is made first. ``--ledger results/cifar10-fast`` keeps
+each run's numbers the moment it ends, ``--from results/cifar10-fast`` shows what is kept.
 """
 
 from dataclasses import dataclass
@@ -10,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from lpbnn.experiments._cifar import CifarConfig, configs
-from lpbnn.experiments._suite import run_all
+from lpbnn.experiments._cifar import CifarConfig, chosen, configs
+from lpbnn.experiments._published import published
+from lpbnn.experiments._suite import work
 
 if TYPE_CHECKING:
     from lpbnn.report import PaperTable
@@ -70,13 +73,12 @@ def paper(preset: str) -> "PaperTable":
 
 def run(config: Config, console: Console) -> Path:
     from lpbnn.report import comparison, print_table, write_report  # slow: not for --help
-    from lpbnn.report.runs import by_setting, read_runs
+    from lpbnn.report.runs import by_setting
 
-    runs = read_runs(run_all(configs(config), config.out, console, config.jobs, config.ledger))
-    tables = by_setting(runs)
+    tables = by_setting(chosen(config, work(config, lambda: configs(config), console)))
     written = config.report
     for setting, part in tables.items():
-        reference = paper(part[0].data.name)
+        reference = published(part[0].data.name, part[0].settings["backbone"])
         console.print(f"Table 1: {setting}", style="bold")
         print_table(comparison(part, reference), console)
         if len(tables) > 1:

@@ -52,27 +52,31 @@ def compare(groups: Sequence[Group], reference: PaperTable | None = None) -> Tab
     return build(f"Comparison on {data.name}", columns, groups, cells, notes, reference)
 
 
-def severity(groups: Sequence[Group]) -> Table:
-    """Accuracy and ECE at each severity of corruption, means over the corruptions."""
-    levels = dict.fromkeys(
-        level
-        for g in groups
-        for run in g.runs
-        for level in run.at("corruption", "severities") or {}
+def severity(
+    groups: Sequence[Group],
+    keys: Sequence[str] = ("accuracy", "ece"),
+    reference: PaperTable | None = None,
+) -> Table:
+    """Metrics at each severity of corruption, means over the corruptions, then over all (cA, cE)."""
+    levels = sorted(
+        {n for g in groups for run in g.runs for n in run.at("corruption", "severities") or {}}
     )
-    paths = {
-        f"{level}/{key}": ("corruption", "severities", level, key)
-        for key in ("accuracy", "ece")
-        for level in sorted(levels)
-    }
-    columns = [
-        Column(name, METRICS[path[-1]], f"severity: {path[2]}") for name, path in paths.items()
-    ]
+    columns, paths = [], {}
+    for key in keys:
+        for level in levels:
+            columns.append(Column(f"{level}/{key}", METRICS[key], f"severity: {level}"))
+            paths[f"{level}/{key}"] = ("corruption", "severities", level, key)
+        whole = {"accuracy": "ca", "ece": "ce"}[key]
+        columns.append(Column(whole, METRICS[whole], "all: severities"))
+        paths[whole] = ("corruption", whole)
     cells = {
         group.label: {name: Cell.of(group.values(*path)) for name, path in paths.items()}
         for group in groups
     }
-    return build("Under corruption, by severity", columns, groups, cells, _corruption_notes(groups))
+    if reference is not None:  # only the means over all are published
+        reference = reference.only("ca", "ce")
+    notes = _corruption_notes(groups)
+    return build("Under corruption, by severity", columns, groups, cells, notes, reference)
 
 
 def diversity(groups: Sequence[Group], reference: PaperTable | None = None) -> Table:

@@ -10,19 +10,27 @@ conventions    what every number means, and the score by which strange inputs ar
 results        ``results.json`` as the run left it: test, ood, corruption (each of the sets, means by
                severity, how many images), diversity, cost, train (seconds, images/s, memory)
 =============  ==================================================================================
+
+Beside the file of a first seed (0) lies NAME.npz, what the figures of the report are drawn from.
 """
 
+import io
 import json
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lpbnn.engine.files import RunError, read_json
-from lpbnn.engine.rundir import CONFIG, DATA, ENVIRONMENT, RunDir
+import numpy as np
+
+from lpbnn.engine.files import RunError, read_bytes, read_json
+from lpbnn.engine.rundir import CONFIG, DATA, ENVIRONMENT, PREDICTIONS, RunDir
 from lpbnn.metrics.info import METRICS
 
 FORMAT = 1
 RESULTS_FORMAT = 1  # of results.json
+FIGURES = ("examples/", "reliability/", "histogram/", "posterior/")
+LARGEST = 2**18  # bytes of one array
 PARTS = ("ledger", "run", "sessions", "config", "data", "conventions", "results")
 
 Entry = dict[str, Any]
@@ -40,6 +48,35 @@ def content(path: str | Path) -> Entry:
             "this one."
         )
     return entry
+
+
+def arrays(path: Path) -> dict[str, np.ndarray]:
+    """What figures are drawn from; empty for a run that has none."""
+    if not is_entry(path):
+        folder = RunDir(path)
+        return folder.arrays() if (folder / PREDICTIONS).exists() else {}
+    beside = path.with_suffix(".npz")
+    if not beside.exists():
+        return {}
+    try:
+        with np.load(io.BytesIO(read_bytes(beside)), allow_pickle=False) as stored:
+            return {name: stored[name] for name in stored.files}
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise RunError(f"{beside} is damaged ({error}). Fix: keep the run again.") from error
+
+
+def figure_bytes(path: Path) -> bytes | None:
+    """The small arrays of a run, as a file; None where it has none."""
+    found = {
+        name: array
+        for name, array in arrays(path).items()
+        if name.startswith(FIGURES) and array.nbytes <= LARGEST
+    }
+    if not found:
+        return None
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **found)  # type: ignore[arg-type]
+    return buffer.getvalue()
 
 
 def is_entry(path: Path) -> bool:
@@ -96,11 +133,12 @@ def _of_file(path: Path) -> Entry:
 
 def _conventions(results: Entry, config: Mapping[str, Any]) -> dict[str, str]:
     """The meaning of every metric that was measured."""
-    parts = [results["test"], results["corruption"], *results["ood"].values()]
-    parts += results["diversity"].values()
+    parts = [results.get("test"), results.get("corruption")]
+    for several in ("ood", "diversity"):
+        parts += (results.get(several) or {}).values()
     keys = {key for part in parts if part for key in part}
     found = {key: info.convention for key, info in METRICS.items() if key in keys}
-    if results["ood"]:
+    if results.get("ood"):
         own = config["method_options"].get("score", "confidence")
         usual = "1 - the largest probability of the mean prediction"
         found["score"] = usual if own == "confidence" else f"the method's own: {own}"

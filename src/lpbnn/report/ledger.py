@@ -12,8 +12,9 @@ from pathlib import Path
 from lpbnn.engine import RunConfig
 from lpbnn.engine.build import resolved
 from lpbnn.engine.files import RunError, read_json, write_atomic
-from lpbnn.report.entries import content, to_text
-from lpbnn.report.runs import Run, Settings, essential, flat, plain
+from lpbnn.engine.rundir import CONFIG, RunDir
+from lpbnn.report.entries import content, figure_bytes, to_text
+from lpbnn.report.runs import Run, Settings, essential, flat, plain, read_runs
 
 
 def keep(run: str | Path, into: str | Path) -> Path:
@@ -28,10 +29,12 @@ def keep(run: str | Path, into: str | Path) -> Path:
     _check_distinct([*others, new])
     if path.exists():
         _check_same_training(Run.read(path), new.settings)
-    text = to_text(entry)
-    if not path.exists() or path.read_text() != text:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, text.encode())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Figures show one seed, and pictures would make the ledger large.
+    figures = figure_bytes(Path(run)) if new.seed == 0 else None
+    if figures is not None:
+        _write(path.with_suffix(".npz"), figures)
+    _write(path, to_text(entry).encode())
     return path
 
 
@@ -48,6 +51,19 @@ def read_ledger(folder: str | Path) -> list[Run]:
         )
     _check_distinct(runs)
     return runs
+
+
+def found_in(folder: str | Path) -> list[Run]:
+    """The runs of a folder of the ledger, or the finished ones among a folder's run folders."""
+    folders = [p for p in sorted(Path(folder).glob("*")) if (p / CONFIG).is_file()]
+    finished = [path for path in folders if RunDir(path).state() == "finished"]
+    if not folders or any(map(_is_kept, Path(folder).glob("*.json"))):
+        return read_ledger(folder)
+    if not finished:
+        raise RunError(
+            f"none of the {len(folders)} runs in {folder} is finished. Fix: resume them."
+        )
+    return read_runs(finished)
 
 
 def ledger_folders(ledger: str | Path) -> list[Path]:
@@ -70,6 +86,12 @@ def kept(folder: str | Path, name: str, config: RunConfig) -> Path | None:
         if run.name == name:
             _check_same_training(run, wanted)
     return None
+
+
+def _write(path: Path, content: bytes) -> None:
+    """What is there already stays as it is, its date too."""
+    if not path.exists() or path.read_bytes() != content:
+        write_atomic(path, content)
 
 
 def _is_kept(path: Path) -> bool:

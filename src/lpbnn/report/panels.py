@@ -24,7 +24,8 @@ def calibration(groups: Sequence[Group]) -> str:
     return html.said(
         "A calibrated network's bars end on the dashed line: where they end below it, the network is "
         "surer than it is right, above it, right more often than it says. Pale bars hold fewer than "
-        f"{figures.FEW} examples; the strip below shows where the confidences lie.",
+        f"{figures.FEW} examples; the strip below shows where the confidences lie."
+        + _drawn_from(groups, *names),
         _panels(groups, drawn, "ece"),
     )
 
@@ -65,7 +66,8 @@ def detection(groups: Sequence[Group]) -> str:
         body += html.said(
             "The less the two overlap, the better: <span class='swatch'></span> filled is the test "
             f"set, <span class='stroke'></span> the line is {html.esc(name)}, which no network was "
-            "trained on; confidence is the largest class probability.",
+            "trained on; confidence is the largest class probability."
+            + _drawn_from(groups, *wanted),
             _panels(groups, drawn, "auroc", "ood", name),
         )
     return body
@@ -155,6 +157,14 @@ def _panels(
             missing.append(f"{group.label} ({'diverged' if group.diverged else 'not measured'})")
     note = f"Not shown: {', '.join(missing)}." if missing else ""
     return html.panels(parts, kind) + (f'<p class="warning">{html.esc(note)}</p>' if note else "")
+
+
+def _drawn_from(groups: Sequence[Group], *names: str) -> str:
+    """A figure of fewer seeds than its number is a mean of says so: of kept runs, one has arrays."""
+    fewer = any(0 < len(g.with_arrays(*names)) < len(g.runs) for g in groups)
+    return (
+        " The numbers are means over all seeds, the drawings show those with predictions." * fewer
+    )
 
 
 def _pooled(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

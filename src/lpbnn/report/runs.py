@@ -14,7 +14,8 @@ from lpbnn.engine.build import DataInfo
 from lpbnn.engine.codec import from_data
 from lpbnn.engine.config import RunConfig
 from lpbnn.engine.files import RunError
-from lpbnn.engine.rundir import PREDICTIONS, RunDir
+from lpbnn.engine.rundir import RunDir
+from lpbnn.report import entries
 from lpbnn.report.entries import Entry, content, is_entry
 
 BASELINE = "mcp"  # the plain network: what costs are relative to
@@ -75,8 +76,7 @@ class Run:
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
         """What figures are made of; empty for a run that has none."""
-        source = RunDir(self.path)
-        return source.arrays() if (source / PREDICTIONS).exists() else {}
+        return entries.arrays(self.path)
 
     @property
     def name(self) -> str:

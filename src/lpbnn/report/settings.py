@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from lpbnn.report.entries import is_entry
 from lpbnn.report.html import definitions, esc, name, scroll
 from lpbnn.report.runs import Group, Run, counted, described, essential, plain, varying
 
@@ -14,6 +15,12 @@ from lpbnn.engine.run import run
 from lpbnn.engine.rundir import RunDir
 
 run(RunDir("{folder}").config(), "{folder}-again")"""
+KEPT = """\
+from lpbnn.engine import RunConfig
+from lpbnn.engine.run import run
+from lpbnn.report.entries import content
+
+run(RunConfig.from_data(content("{folder}.json")["config"]), "{folder}-again")"""
 
 
 def differences(groups: Sequence[Group]) -> str:
@@ -101,19 +108,16 @@ def commands(runs: Sequence[Run]) -> str:
     )
     lines = [f"{esc(text)}{f'  <i># {n} runs</i>' if n > 1 else ''}" for text, n in typed if text]
     shown = f"<pre>{chr(10).join(lines)}</pre>" if lines else ""
-    folder = PurePath(runs[0].path).name
-    again = esc(PYTHON.format(folder=folder.replace("\\", "\\\\").replace('"', '\\"')))
+    kept = is_entry(runs[0].path)
+    folder = runs[0].name.replace("\\", "\\\\").replace('"', '\\"')
+    again = esc((KEPT if kept else PYTHON).format(folder=folder))
+    where = "The file of every kept run" if kept else "Every run folder"
     return (
         f"<p>As they were started:</p>{shown}"
         * bool(shown)
-        + "<p>Every run folder holds its whole config; this trains one again, to the same weights on "
-        f"the same machine:</p><pre>{again}</pre>"
+        + f"<p>{where} holds its whole config; this trains one again, to the same weights on the same "
+        f"machine:</p><pre>{again}</pre>"
     )
-
-
-def folders(runs: Sequence[Run]) -> str:
-    """The names of the run folders, so that a number can be traced to its run."""
-    return esc(", ".join(PurePath(run.path).name for run in runs))
 
 
 def _of(sessions: Iterable[Any], key: str) -> list[Any]:

@@ -31,6 +31,18 @@ class PaperTable:
         numbers = self.rows.get(row.label, self.rows.get(row.method, {}))
         return numbers.get(column.key, numbers.get(column.info.key))
 
+    def only(self, *keys: str) -> "PaperTable":
+        """Some of its metrics.
+
+        >>> PaperTable("a paper", {"mcp": {"ece": 0.02, "ce": 0.1}}).only("ce").rows
+        {'mcp': {'ce': 0.1}}
+        """
+        kept = {
+            name: {key: value for key, value in row.items() if key in keys}
+            for name, row in self.rows.items()
+        }
+        return PaperTable(self.source, kept)
+
 
 @dataclass(frozen=True)
 class Column:
