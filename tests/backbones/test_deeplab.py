@@ -11,9 +11,12 @@ from networks import settle
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lpbnn import backbones
+from lpbnn import backbones, methods
 from lpbnn.backbones.deeplab import ASPP, DeepLab, Encoder, StandardisedConv2d, Style
 from lpbnn.backbones.resnet import DEPTHS, Trunk
+from lpbnn.engine.config import RunConfig
+from lpbnn.engine.options import with_options
+from lpbnn.ensemble import FastWeightEnsemble
 
 GROUPS: dict[str, Any] = {"norm": "group", "standardise": True}
 VARIANTS = [{}, {"separable": True}, GROUPS, {**GROUPS, "separable": True}]
@@ -247,6 +250,19 @@ def test_dropout_is_the_decoders_and_only_where_it_drops() -> None:
     drops = [(p, m.p) for p, m in net.named_modules() if isinstance(m, nn.Dropout)]
     assert drops == [("decoder.drop1", 0.3), ("decoder.drop2", 0.3)]
     assert net.state_dict().keys() == make().state_dict().keys()
+
+
+def test_the_command_lines_options_reach_the_network() -> None:
+    given = {"output_stride": 8, "stride_in": "1x1", "separable": "true", "norm": "group"}
+    given |= {"standardise": "True", "width": 4, "channels": 16, "dropout": 0.1}
+    options = tuple(f"backbone.{name}={value}" for name, value in given.items())
+    config = with_options(RunConfig(backbone="deeplab"), (*options, "include=decoder.*"))
+    config = RunConfig.from_json(config.to_json())
+    net = backbones.build(config.backbone, 5, **config.backbone_options)
+    assert str(net) == str(DeepLab(5, 3, 8, "1x1", True, "group", True, 0.1, 16, 4, depth=50))
+    model = methods.build(net, task="segmentation", num_data=9, **config.method_options)
+    assert isinstance(model, FastWeightEnsemble)
+    assert model.stages == ["decoder"]
 
 
 @pytest.mark.parametrize(
