@@ -151,6 +151,8 @@ def test_a_file_that_is_no_weights_is_refused_and_nothing_runs(
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no file of weights at .*nowhere. Fix: give"):
         load_weights(encoder(), tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="pretrained is True; expected the path of a file"):
+        backbones.build("deeplab-resnet18", 5, width=4, channels=16, pretrained=True)
 
 
 def test_deeplab_takes_a_file_for_its_encoder(tmp_path: Path) -> None:

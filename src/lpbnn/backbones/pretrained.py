@@ -76,6 +76,8 @@ def load_weights(net: nn.Module, path: str | Path) -> Loaded:
     ...     print(load_weights(net[0], f"{folder}/w.pth"))
     w.pth: all 2 tensors matched
     """
+    if not isinstance(path, str | Path):
+        raise ValueError(f"pretrained is {path!r}; expected the path of a file of weights. {_FIX}.")
     tensors, about = _read(Path(path))
     own = net.state_dict()
     prefix = _prefix(tensors, own)
