@@ -1,6 +1,7 @@
 """The likelihoods of the three tasks: what one row of outputs says of one row of targets."""
 
 import math
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Task = Literal["classification", "segmentation", "regression"]
+Weighting = Literal["median", "log"]
 TASKS: tuple[str, ...] = get_args(Task)
 MIN_VARIANCE = 1e-6
 
@@ -77,6 +79,36 @@ def nll(
         cells, counted = cells * weights, counted * weights
     # A batch without one valid pixel says nothing: 0, where a mean over nothing would be NaN.
     return cells.sum() / counted.sum().clamp_min(torch.finfo(cells.dtype).tiny)
+
+
+def class_weights(counts: Sequence[int], kind: Weighting) -> list[float]:
+    r"""One weight per class from how many labels it has, so that rare classes are not forgotten.
+
+    With the shares :math:`p_c = n_c / \sum_k n_k`:
+
+    - "median": :math:`w_c = \mathrm{median}_k(p_k) / p_c` (Eigen and Fergus, 2015), over the classes there
+      are; a class without labels weighs 0
+    - "log": :math:`w_c = 1 / \log(1.02 + p_c)` (Paszke et al., 2016), between 1.4 and 50
+
+    Example:
+        >>> class_weights([800, 400, 200, 200], "median")
+        [0.375, 0.75, 1.5, 1.5]
+    """
+    n = torch.tensor(counts, dtype=torch.float64)
+    if kind not in get_args(Weighting):
+        raise ValueError(
+            f"class weights {kind!r}; expected one of {', '.join(get_args(Weighting))}."
+        )
+    if not n.sum() > 0:
+        raise ValueError(
+            f"class weights need labels to count; got counts {tuple(counts)}. Fix: check the training "
+            "labels, or train without class weights."
+        )
+    share = n / n.sum()
+    if kind == "log":
+        return (1 / torch.log(1.02 + share)).tolist()
+    middle = share[share > 0].quantile(0.5)
+    return torch.where(share > 0, middle / share, 0.0).tolist()
 
 
 def require_tensor(targets: object) -> None:

@@ -17,7 +17,7 @@ def pictures(batch: int = 16, height: int = 12, width: int = 10, channels: int =
 
 def reference(transform: Transform, images: Tensor, drawn: Drawn) -> Tensor:
     """The same, as one would write it for one picture at a time."""
-    pad, flip, cutout = transform.augment
+    pad, flip, cutout, *_ = transform.augment
     mode = "constant" if transform.padding == "zero" else "reflect"
     height, width = images.shape[2:]
     results = []

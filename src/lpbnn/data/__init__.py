@@ -1,8 +1,9 @@
 """Data: `load(name)` returns whole, ready splits; the file name is the registry.
 
 A data set is a file in this folder that declares `SETS: dict[str, Entry]`. Nothing else has to be
-edited to add one. Every set is delivered as `Splits`: tensors that can live whole on a device,
-images as uint8 (N, C, H, W), anything else as float, with what is needed to normalise them.
+edited to add one. Every set is delivered as `Splits`: tensors that can live whole on a device, or,
+of a set too large for that, files that are decoded when their turn comes; images as uint8 (N, C, H,
+W), anything else as float, with what is needed to normalise them.
 
     x' = (x / 255 - mean) / std   for images,      x' = (x - mean) / std   for features.
 """
@@ -15,65 +16,49 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset as TorchDataset
 
-__all__ = ["Augment", "Dataset", "Entry", "Splits", "Task", "entries", "load", "names", "unknown"]
+from lpbnn.data._examples import Dataset, Examples
+
+__all__ = [
+    "NOT_A_CLASS",
+    "Augment",
+    "Dataset",
+    "Entry",
+    "Examples",
+    "Splits",
+    "Task",
+    "entries",
+    "load",
+    "names",
+    "unknown",
+]
 
 Task = Literal["classification", "segmentation", "regression"]
 NOT_A_CLASS = -1  # the target of an out-of-distribution example: none of the classes is right
-
-
-@dataclass(frozen=True, eq=False)
-class Dataset(TorchDataset[tuple[Tensor, Tensor]]):
-    """Examples as two tensors of equal length; any index gives the pair (inputs, targets).
-
-    >>> data = Dataset(torch.zeros(5, 1, 8, 8, dtype=torch.uint8), torch.arange(5))
-    >>> x, y = data[torch.tensor([3, 1])]
-    >>> len(data), tuple(x.shape), y.tolist(), data[3][1].item(), len(data.take(slice(2)))
-    (5, (2, 1, 8, 8), [3, 1], 3, 2)
-    """
-
-    inputs: Tensor
-    targets: Tensor
-
-    def __post_init__(self) -> None:
-        if len(self.inputs) != len(self.targets):
-            raise ValueError(
-                f"Dataset got {len(self.inputs)} inputs and {len(self.targets)} targets; "
-                "every input needs one target: check how the two were read or indexed."
-            )
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def __getitem__(self, index: int | slice | Tensor) -> tuple[Tensor, Tensor]:
-        return self.inputs[index], self.targets[index]
-
-    def take(self, index: slice | Tensor) -> Dataset:
-        """The examples at `index`, again as a data set."""
-        return Dataset(*self[index])
-
-    def to(self, device: torch.device | str) -> Dataset:
-        """The same data on another device."""
-        return Dataset(self.inputs.to(device), self.targets.to(device))
 
 
 class Augment(NamedTuple):
     """What training usually does to these images: hints, applied by the training loop.
 
     pad: random crop after padding by so many pixels; flip: left-right with probability 1/2;
-    cutout: side of one square hole, centre uniform, clipped at the border, after normalisation.
+    cutout: side of one square hole, centre uniform, clipped at the border, after normalisation;
+    scale: the smallest and the largest factor by which a picture is resized; crop: height and width
+    of what is then cut out, (0, 0) for the picture's own; colour: brightness, contrast and
+    saturation change by a factor of up to 1 +- this.
     """
 
     pad: int = 0
     flip: bool = False
     cutout: int = 0
+    scale: tuple[float, ...] = (1.0, 1.0)
+    crop: tuple[int, ...] = (0, 0)
+    colour: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,23 +66,24 @@ class Splits:
     """Everything a run needs to know about a data set.
 
     `mean` and `std` are per channel (images, on the 0..1 scale) or per feature and come from the
-    training part alone; `target_mean` and `target_std` are for regression. `ood` holds what the
-    network was not trained on; its targets are -1 (`NOT_A_CLASS`) unless the set says otherwise.
-    In segmentation `ignore_index` marks pixels outside every loss and metric and `ood_index` the
-    pixels to be detected. `source` is "embedded", "generated" or the path that was read.
+    training part alone, or from ImageNet where pretrained encoders are usual; `target_mean` and
+    `target_std` are for regression. `ood` holds what the network was not trained on; its targets
+    are -1 (`NOT_A_CLASS`) unless the set says otherwise. In segmentation `ignore_index` marks pixels
+    outside every loss and metric and `ood_index` the pixels to be detected. `source` is "embedded",
+    "generated" or the path that was read.
     """
 
     name: str
     task: Task
-    train: Dataset
-    val: Dataset
-    test: Dataset
+    train: Examples
+    val: Examples
+    test: Examples
     num_classes: int | None
     mean: tuple[float, ...]
     std: tuple[float, ...]
     description: str
     source: str
-    ood: Mapping[str, Dataset] = field(default_factory=dict)
+    ood: Mapping[str, Examples] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
     target_mean: float = 0.0
     target_std: float = 1.0
@@ -122,17 +108,26 @@ class Splits:
                 f"and {len(self.std)} stds; give {self.shape[0]} of each, one per channel."
             )
         for part, data in {"val": self.val, "test": self.test, **self.ood}.items():
-            if data.inputs.shape[1:] != self.shape or data.inputs.dtype != self.train.inputs.dtype:
+            if data.shape != self.shape or data.dtype != self.train.dtype:
                 raise ValueError(
-                    f"Splits {self.name!r}: {part} holds {data.inputs.dtype} inputs of shape "
-                    f"{tuple(data.inputs.shape[1:])}, train {self.train.inputs.dtype} of shape "
-                    f"{self.shape}; bring every part to the shape and type of train."
+                    f"Splits {self.name!r}: {part} holds {data.dtype} inputs of shape {data.shape}, "
+                    f"train {self.train.dtype} of shape {self.shape}; bring every part to the shape "
+                    "and type of train."
                 )
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one input, without the batch: (C, H, W) or (features,)."""
-        return tuple(self.train.inputs.shape[1:])
+        return self.train.shape
+
+    @cached_property
+    def class_counts(self) -> tuple[int, ...]:
+        """How many training labels (in segmentation: pixels) each class has; () for regression.
+
+        >>> min(load("digits").class_counts)
+        120
+        """
+        return () if self.num_classes is None else self.train.class_counts(self.num_classes)
 
     def normalise(self, inputs: Tensor) -> Tensor:
         """(x/255 - mean) / std for uint8 images, (x - mean) / std for floats: what networks see.

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lpbnn.data import Augment, Dataset, Splits
+from lpbnn.data import Augment, Examples, Splits
 
 Padding = Literal["zero", "reflect"]
 
@@ -95,10 +95,11 @@ class Transform(nn.Module):
         chosen = splits.augment if augment is None else augment
         return cls(splits.mean, splits.std, chosen, padding, dtype, channels_last)
 
-    def draw(self, images: Tensor, generator: torch.Generator) -> Drawn:
+    def draw(self, images: Tensor, generator: torch.Generator, batch: int | None = None) -> Drawn:
         """The random numbers for a batch, from a generator on the device of the images.
 
-        All five are drawn whatever is in use: switching cutout on does not change the crops.
+        `batch` is the number of pictures, where `images` are only some of them. All five are drawn
+        whatever is in use: switching cutout on does not change the crops.
 
         >>> images = torch.zeros(3, 1, 8, 8, dtype=torch.uint8)
         >>> transform = Transform([0.5], [0.5], Augment(pad=2))
@@ -106,17 +107,12 @@ class Transform(nn.Module):
         >>> {name: tuple(values.shape) for name, values in drawn._asdict().items()}
         {'top': (3,), 'left': (3,), 'flip': (3,), 'row': (3,), 'column': (3,)}
         """
-        if generator.device.type != images.device.type:
-            raise ValueError(
-                f"the generator is on {generator.device}, the images are on {images.device}; make "
-                f"one with torch.Generator({images.device.type!r}) or epoch_generator(..., "
-                f"device={images.device.type!r})."
-            )
-        batch, _, height, width = images.shape
+        check_generator(generator, images)
+        count, _, height, width = images.shape
         offsets = 2 * self.augment.pad + 1
         return Drawn(
             *(
-                torch.randint(high, (batch,), generator=generator, device=images.device)
+                torch.randint(high, (batch or count,), generator=generator, device=images.device)
                 for high in (offsets, offsets, 2, height, width)
             )
         )
@@ -132,7 +128,7 @@ class Transform(nn.Module):
         if drawn is not None:
             images, keep = self._move(images, drawn)
             if self.augment.cutout:
-                hole = _hole(drawn, images.shape[2], images.shape[3], self.augment.cutout)
+                hole = hole_in(images, drawn.row, drawn.column, self.augment.cutout)
                 keep = ~hole if keep is None else keep & ~hole
         x = images.float() / 255 if images.dtype == torch.uint8 else images
         x = (x - self.mean) / self.std
@@ -173,15 +169,25 @@ def _reflect(index: Tensor, size: int, pad: int) -> Tensor:
     return torch.where(index >= size, 2 * (size - 1) - index, index)
 
 
-def _hole(drawn: Drawn, height: int, width: int, side: int) -> Tensor:
+def hole_in(images: Tensor, row: Tensor, column: Tensor, side: int) -> Tensor:
     """Where the cutout is: [centre - side // 2, + side) in both directions, (B, 1, H, W)."""
 
     def span(centre: Tensor, size: int) -> Tensor:
         distance = torch.arange(size, device=centre.device) - (centre[:, None] - side // 2)
         return (distance >= 0) & (distance < side)
 
-    rows, columns = span(drawn.row, height), span(drawn.column, width)
+    rows, columns = span(row, images.shape[2]), span(column, images.shape[3])
     return (rows[:, :, None] & columns[:, None, :])[:, None]
+
+
+def check_generator(generator: torch.Generator, images: Tensor) -> None:
+    """Random numbers are drawn on the device of the images: no copy, no wait."""
+    if generator.device.type != images.device.type:
+        raise ValueError(
+            f"the generator is on {generator.device}, the images are on {images.device}; make "
+            f"one with torch.Generator({images.device.type!r}) or epoch_generator(..., "
+            f"device={images.device.type!r})."
+        )
 
 
 def epoch_generator(
@@ -201,7 +207,7 @@ def epoch_generator(
 
 
 def batches(
-    dataset: Dataset,
+    dataset: Examples,
     batch_size: int,
     generator: torch.Generator | None = None,
     shuffle: bool = True,
@@ -211,6 +217,7 @@ def batches(
 
     With a generator on the CPU the order is the same whatever device the data is on.
 
+    >>> from lpbnn.data import Dataset
     >>> data = Dataset(torch.arange(5.0), torch.arange(5))
     >>> [y.tolist() for _, y in batches(data, 2, shuffle=False)]
     [[0, 1], [2, 3], [4]]
@@ -218,28 +225,32 @@ def batches(
     >>> order.sort().values.tolist()
     [0, 1, 2, 3, 4]
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size}; expected at least 1.")
     if shuffle and generator is None:
         raise ValueError(
             "shuffle=True needs a generator; pass epoch_generator(seed, epoch), or shuffle=False."
         )
-    if drop_last and batch_size > len(dataset):
+    return dataset.stream(
+        places(len(dataset), batch_size, generator if shuffle else None, drop_last)
+    )
+
+
+def places(
+    count: int, size: int, generator: torch.Generator | None = None, drop_last: bool = False
+) -> list[Tensor]:
+    """Which of `count` examples are in each batch: shuffled by the generator, or as they come.
+
+    >>> [part.tolist() for part in places(5, 2)]
+    [[0, 1], [2, 3], [4]]
+    """
+    if size < 1:
+        raise ValueError(f"batch_size={size}; expected at least 1.")
+    if drop_last and size > count:
         raise ValueError(
-            f"batch_size={batch_size} and drop_last=True leave nothing of {len(dataset)} examples; "
+            f"batch_size={size} and drop_last=True leave nothing of {count} examples; "
             "use a smaller batch or drop_last=False."
         )
-    return _batches(dataset, batch_size, generator if shuffle else None, drop_last)
-
-
-def _batches(
-    dataset: Dataset, size: int, generator: torch.Generator | None, drop_last: bool
-) -> Iterator[tuple[Tensor, Tensor]]:
-    order = None
-    if generator is not None:
-        order = torch.randperm(len(dataset), generator=generator, device=generator.device)
-        order = order.to(dataset.inputs.device)
-    end = len(dataset) - len(dataset) % size if drop_last else len(dataset)
-    for start in range(0, end, size):
-        rows = slice(start, min(start + size, end))
-        yield dataset[rows if order is None else order[rows]]
+    if generator is None:
+        order = torch.arange(count)
+    else:
+        order = torch.randperm(count, generator=generator, device=generator.device)
+    return list(order[: count - count % size if drop_last else count].split(size)) if count else []

@@ -1,6 +1,7 @@
 """Pictures from files, in the shape a network was trained on."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 MODES = {1: "L", 3: "RGB"}
+DEEP = ("I", "I;16", "I;16B", "I;16L", "F")  # a conversion to 8 bits would clip, not scale
 
 
 def read_images(paths: Sequence[Path | str], shape: tuple[int, ...]) -> Tensor:
@@ -26,16 +28,36 @@ def read_image(path: Path | str, shape: tuple[int, ...]) -> Tensor:
         raise ValueError(
             f"the network takes {channels} channels; a picture has 1 (grey) or 3 (RGB)."
         )
+    with opened(path) as picture:
+        converted = in_mode(picture, MODES[channels], path)
+        wanted = converted.resize((width, height), Image.Resampling.BICUBIC)
+    pixels = torch.from_numpy(np.asarray(wanted, dtype=np.uint8).copy())
+    return pixels.view(height, width, channels).permute(2, 0, 1).contiguous()
+
+
+@contextmanager
+def opened(path: Path | str) -> Iterator[Image.Image]:
+    """The picture in a file, open; a missing or damaged file is an error that names it."""
     try:
         with Image.open(path) as picture:
-            wanted = picture.convert(MODES[channels]).resize(
-                (width, height), Image.Resampling.BICUBIC
-            )
+            yield picture
     except FileNotFoundError as error:
         raise ValueError(f"{path}: no such file.") from error
     except IsADirectoryError as error:
         raise ValueError(f"{path} is a folder; give image files.") from error
     except (UnidentifiedImageError, OSError, SyntaxError) as error:
-        raise ValueError(f"{path} cannot be read: damaged, or no image ({error}).") from error
-    pixels = torch.from_numpy(np.asarray(wanted, dtype=np.uint8).copy())
-    return pixels.view(height, width, channels).permute(2, 0, 1).contiguous()
+        raise ValueError(
+            f"{path} cannot be read: damaged, or no image ({error}). Fix: get the file again."
+        ) from error
+
+
+def in_mode(picture: Image.Image, mode: str, path: Path | str) -> Image.Image:
+    """A picture as "L" or "RGB": grey becomes three equal channels, transparency is dropped."""
+    if picture.mode in DEEP:
+        raise ValueError(
+            f"{path} has pixels of more than 8 bits (mode {picture.mode!r}), of which a conversion "
+            "would keep the lowest. Fix: save it with 8 bits per channel."
+        )
+    if picture.mode == "P" and "transparency" in picture.info:
+        picture = picture.convert("RGBA")
+    return picture.convert(mode)

@@ -10,6 +10,7 @@ from lpbnn import backbones, data, methods
 from lpbnn.data import Splits, Task
 from lpbnn.engine.codec import settle
 from lpbnn.engine.config import RunConfig
+from lpbnn.losses import class_weights
 from lpbnn.model import Model
 
 
@@ -34,6 +35,8 @@ class DataInfo:
     ood_index: int | None = None
     sizes: dict[str, int] = field(default_factory=dict)
     """Examples of "train", "val", "test" and of every out-of-distribution set, "ood/<name>"."""
+    class_counts: tuple[int, ...] = ()
+    """Training labels of each class, in segmentation pixels."""
     description: str = ""
     source: str = ""
 
@@ -56,7 +59,7 @@ class DataInfo:
             task=splits.task,
             shape=splits.shape,
             num_classes=splits.num_classes,
-            num_targets=splits.train.targets[0].numel() if regression else 1,
+            num_targets=splits.train[0][1].numel() if regression else 1,
             num_train=len(splits.train),
             mean=splits.mean,
             std=splits.std,
@@ -66,6 +69,7 @@ class DataInfo:
             ignore_index=splits.ignore_index,
             ood_index=splits.ood_index,
             sizes={name: len(part) for name, part in parts.items()},
+            class_counts=splits.class_counts,
             description=splits.description,
             source=splits.source,
         )
@@ -115,7 +119,10 @@ def build_model(config: RunConfig, info: DataInfo) -> Model:
     taken = methods.load(config.method).Config.__dataclass_fields__
     if "num_data" in taken:  # the KL's divisor: never left to the user to guess
         options.setdefault("num_data", info.num_train)
-    labels: dict[str, Any] = {"ignore_index": info.ignore_index}
+    labels: dict[str, Any] = {
+        "ignore_index": info.ignore_index,
+        "class_weights": _class_weights(config, info),
+    }
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(config.seed)  # networks are made on the CPU
         net = backbones.build(
@@ -128,6 +135,17 @@ def build_model(config: RunConfig, info: DataInfo) -> Model:
             **{key: value for key, value in labels.items() if value is not None},
             **options,
         )
+
+
+def _class_weights(config: RunConfig, info: DataInfo) -> list[float] | None:
+    if config.class_weights == "none":
+        return None
+    if info.task == "regression":
+        raise ValueError(
+            f"class_weights is {config.class_weights!r}, but {info.name!r} is a regression set, without "
+            "classes. Fix: class_weights='none'."
+        )
+    return class_weights(info.class_counts, config.class_weights)
 
 
 def _backbone_options(config: RunConfig, info: DataInfo) -> dict[str, Any]:

@@ -75,18 +75,31 @@ class AugmentConfig:
     flip: bool | None = None
     cutout: int | None = None
     padding: Literal["zero", "reflect"] = "zero"
+    scale: tuple[float, ...] | None = None
+    """Smallest and largest factor by which a picture is resized; 1 1 is off."""
+    crop: tuple[int, ...] | None = None
+    """segmentation: height and width of the window that is cut out; 0 0 is the picture's own."""
+    colour: float | None = None
+    """Brightness, contrast and saturation change by a factor of up to 1 +- this."""
 
     def __post_init__(self) -> None:
         settle(self)
         for name in ("pad", "cutout"):
             value = getattr(self, name)
             _require(value is None or value >= 0, f"augment.{name} is {value}", "pixels, 0 or more")
+        scale, crop, colour = self.scale, self.crop, self.colour
+        factors = scale is None or (len(scale) == 2 and 0 < scale[0] <= scale[1])
+        _require(factors, f"augment.scale is {scale}", "two factors, such as 0.5 2")
+        window = crop is None or (len(crop) == 2 and min(crop) >= 0)
+        _require(window, f"augment.crop is {crop}", "height and width, such as 360 480")
+        strength = colour is None or 0 <= colour < 1
+        _require(strength, f"augment.colour is {colour}", "0 <= colour < 1")
 
     def over(self, hints: Augment) -> Augment:
         """These settings, and the data set's hints where they are None.
 
         >>> AugmentConfig(cutout=0).over(Augment(pad=4, flip=True, cutout=16))
-        Augment(pad=4, flip=True, cutout=0)
+        Augment(pad=4, flip=True, cutout=0, scale=(1.0, 1.0), crop=(0, 0), colour=0.0)
         """
         chosen = {name: getattr(self, name) for name in Augment._fields}
         return hints._replace(**{name: v for name, v in chosen.items() if v is not None})
@@ -99,6 +112,7 @@ class EvalConfig:
     samples: int = 1
     """Draws of each member; deterministic methods ignore it."""
     batch_size: int = 256
+    """Examples at once; of large pictures (street scenes) fewer are taken."""
     chunk: int | None = None
     """At most so many rows (member, example) in the network at once: bounds the memory."""
     ood: bool = True
@@ -159,6 +173,8 @@ class RunConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
+    class_weights: Literal["none", "median", "log"] = "none"
+    """In the training loss, from the training labels: by median frequency, or 1 / log(1.02 + share)."""
     evaluate: EvalConfig = field(default_factory=EvalConfig)
     precision: Precision = "32"
     compile: bool = False

@@ -5,6 +5,7 @@ Results (``results.json`` holds them with the run's own keys around): ``test``, 
 those of ``lpbnn.metrics`` (its ``METRICS`` describes every key).
 """
 
+import math
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lpbnn.data import Splits
+from lpbnn.data import Examples, Splits
 from lpbnn.engine.build import DataInfo
 from lpbnn.engine.config import RunConfig
 from lpbnn.engine.corruption import check_corruptions, corruption_results
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 KEPT_NUMBERS = 20_000_000  # of a (N, C) table of probabilities; a larger one is not stored
-TIMED_IMAGES = 256
+TIMED_IMAGES, TIMED_PIXELS = 256, 2**23
 
 
 class Evaluation(NamedTuple):
@@ -114,7 +115,7 @@ def _add_ood(
             results["ood"][name] = metric.compute()
             arrays[f"ood/{name}/scores"] = _numpy(torch.cat(found.scores))
             if regression:
-                arrays |= _curves(found, data.inputs, data.targets, f"ood/{name}")
+                arrays |= _curves(found, data, f"ood/{name}")
         found.check()
         results["uncertainty"][name] = found.uncertainty()
         if predictor.info.task != "regression":
@@ -124,7 +125,7 @@ def _add_ood(
 def _test_arrays(test: Tally, splits: Splits) -> Arrays:
     if isinstance(test, RegressionTally):
         scores = {"test/scores": _numpy(torch.cat(test.scores))}
-        return scores | _curves(test, splits.test.inputs, splits.test.targets, "test")
+        return scores | _curves(test, splits.test, "test")
     arrays: Arrays = {
         "histogram/edges": np.linspace(0, 1, HISTOGRAM_BINS + 1),
         "histogram/test": _numpy(test.histogram),
@@ -134,16 +135,17 @@ def _test_arrays(test: Tally, splits: Splits) -> Arrays:
     for name in ("edges", "confidence", "accuracy", "count"):
         arrays[f"reliability/{name}"] = getattr(bins, name).numpy()
     if isinstance(test, ClassificationTally):
-        arrays["test/labels"] = _numpy(splits.test.targets)
+        arrays["test/labels"] = _numpy(splits.test[:][1])
         arrays["test/scores"] = _numpy(torch.cat(test.scores))
         if test.probs:
             arrays["test/probs"] = _numpy(torch.cat(test.probs))
     return arrays
 
 
-def _curves(tally: Tally, inputs: Tensor, targets: Tensor, where: str) -> Arrays:
+def _curves(tally: Tally, data: Examples, where: str) -> Arrays:
     """Regression: inputs and targets with the predicted mean and its two deviations."""
     assert isinstance(tally, RegressionTally)
+    inputs, targets = data[:]
     mean, aleatoric, epistemic = torch.cat(tally.curves, 1)
     parts = {
         "inputs": inputs,
@@ -157,9 +159,12 @@ def _curves(tally: Tally, inputs: Tensor, targets: Tensor, where: str) -> Arrays
 
 def _cost(predictor: Predictor, splits: Splits) -> dict[str, Any]:
     """Parameters, and the time and memory of a prediction, measured on a second pass."""
-    model, device, settings = predictor.model, predictor.device, predictor.settings
+    model, device = predictor.model, predictor.device
     # Of a network for small images a few batches are timed, of one for street scenes a few images.
-    count = min(len(splits.test), max(1, TIMED_IMAGES // settings.batch_size) * settings.batch_size)
+    pixels = math.prod(predictor.info.shape[1:])
+    images = max(1, min(TIMED_IMAGES, TIMED_PIXELS // pixels))
+    batch = predictor.batch_size
+    count = min(len(splits.test), max(1, images // batch) * batch)
     timed = splits.test.take(slice(count)).to(device)
     tally = Tally(predictor.info, device)
     predictor.over(timed, tally)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lpbnn.data import Dataset, Splits
+from lpbnn.data import Dataset, Examples, Splits
 from lpbnn.data.corruptions import corrupt
 from lpbnn.engine.corruption import SEED, corruptible
 from lpbnn.engine.scoring import Predictor
@@ -31,11 +31,11 @@ def example_arrays(predictor: Predictor, splits: Splits) -> Arrays:
     arrays["examples/test/index"] = chosen.numpy()
     if corruptible(info):
         names = [SHOWN[i % len(SHOWN)] for i in range(len(chosen))]
-        images = splits.test.inputs[chosen]
+        images, labels = splits.test[chosen]
         bad = torch.stack(
             [corrupt(images, name, SEVERITY, SEED)[i] for i, name in enumerate(names)]
         )
-        corrupted = Dataset(bad, splits.test.targets[chosen])
+        corrupted = Dataset(bad, labels)
         arrays |= _of(predictor, corrupted, "examples/corrupted")
         arrays["examples/corrupted/corruption"] = np.array(names)
         arrays["examples/corrupted/severity"] = np.full(len(names), SEVERITY)
@@ -74,7 +74,7 @@ def posterior_arrays(model: Model) -> Arrays:
     }
 
 
-def _chosen(data: Dataset, count: int) -> Tensor:
+def _chosen(data: Examples, count: int) -> Tensor:
     """``count`` places, evenly spread."""
     count = min(count, len(data))
     return torch.linspace(0, len(data) - 1, count).round().long()

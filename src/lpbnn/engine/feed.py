@@ -1,8 +1,8 @@
 """The training data on its device: every epoch's batches from (seed, epoch) alone.
 
 The order and the augmentation are drawn for the whole batch of a step; each process then takes its
-slice. So the examples of a step, crops and flips included, do not depend on how many processes share
-them, and a run that is resumed sees what it would have seen.
+slice, and reads no other files than that. So the examples of a step, crops and flips included, do not
+depend on how many processes share them, and a run that is resumed sees what it would have seen.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lpbnn.data import Augment, Dataset, Splits
-from lpbnn.data.augment import Drawn, Transform, batches, epoch_generator
+from lpbnn.data import Augment, Splits
+from lpbnn.data.augment import Drawn, Transform, batches, epoch_generator, places
+from lpbnn.data.reframe import Chance, Reframe
 from lpbnn.engine.build import DataInfo
 from lpbnn.engine.config import RunConfig
 
@@ -87,13 +88,20 @@ class Feed:
         self.augment = config.augment.over(splits.augment)
         self._check(splits)
         self.prepare = preparation(self.info, self.device, config.channels_last)
-        self.transform = Transform.of(
-            splits, self.augment, config.augment.padding, channels_last=config.channels_last
-        ).to(self.device)
-        moves = self.augment._replace(cutout=0)  # a hole hides the picture, not its labels
-        self.labels = Transform([0.0], [1.0], moves, config.augment.padding).to(self.device)
-        train = splits.train.to(self.device)
-        self.train = Dataset(train.inputs, splits.normalise_targets(train.targets))
+        self.transform = self._transform(splits, config).to(self.device)
+        self.normalise_targets = splits.normalise_targets
+        self.train = splits.train.to(self.device)
+
+    def _transform(self, splits: Splits, config: RunConfig) -> Transform | Reframe:
+        """What is random about a picture; where labels move with it, or where it is resized, all of it
+        is in one step.
+        """
+        plain = self.augment._replace(pad=0, flip=False, cutout=0) == Augment()
+        padding, last = config.augment.padding, config.channels_last
+        if plain and splits.task != "segmentation":
+            return Transform.of(splits, self.augment, padding, channels_last=last)
+        void = 0 if splits.ignore_index is None else splits.ignore_index
+        return Reframe(splits.mean, splits.std, self.augment, padding, void, last)
 
     def _check(self, splits: Splits) -> None:
         examples = len(splits.train)
@@ -108,12 +116,23 @@ class Feed:
                 f"batch_size={self.batch_size} does not divide among {self.world} processes; it is "
                 f"the batch of all together. Fix: a multiple of {self.world}."
             )
-        segments = self.info.task == "segmentation"
-        if segments and self.augment.pad and self.info.ignore_index is None:
+        segments, crop = self.info.task == "segmentation", self.augment.crop
+        if segments and self.info.ignore_index is None and self._leaves_the_picture():
             raise ValueError(
-                f"{splits.name!r} has no ignore_index, so the border that augment.pad="
-                f"{self.augment.pad} adds would need a class. Fix: augment.pad=0."
+                f"{splits.name!r} has no ignore_index, so the border that augment.pad, scale and crop "
+                f"({self.augment}) can add would need a class. Fix: augment.pad=0, no scale below 1, no "
+                "crop larger than the pictures."
             )
+        if any(crop) and not segments:
+            raise ValueError(
+                f"augment.crop is {crop}, but {splits.name!r} is no segmentation set: its test pictures "
+                "keep their size. Fix: leave augment.crop out, or use augment.pad."
+            )
+
+    def _leaves_the_picture(self) -> bool:
+        augment, size = self.augment, self.info.shape[1:]
+        too_large = any(c > s for c, s in zip(augment.crop, size, strict=True))
+        return augment.pad > 0 or augment.scale[0] < 1 or too_large
 
     @property
     def steps(self) -> int:
@@ -131,25 +150,26 @@ class Feed:
         """The batches of this process in an epoch: prepared, augmented, shuffled."""
         order = epoch_generator(self.seed, epoch, "cpu", ORDER)
         chance = epoch_generator(self.seed, epoch, self.device, AUGMENTATION)
-        for x, y in batches(self.train, self.batch_size, order, drop_last=self.drop_last):
-            share = len(x) // self.world
-            if share == 0:
-                return
-            mine = slice(self.rank * share, (self.rank + 1) * share)
-            yield self._prepared(x, y, chance, mine)
+        whole = places(len(self.train), self.batch_size, order, self.drop_last)[: self.steps]
+        shares = [len(part) // self.world for part in whole]
+        mine = [slice(self.rank * share, (self.rank + 1) * share) for share in shares]
+        parts = [part[rows] for part, rows in zip(whole, mine, strict=True)]
+        for part, rows, (x, y) in zip(whole, mine, self.train.stream(parts), strict=True):
+            yield self._prepared(x, self.normalise_targets(y), chance, len(part), rows)
 
-    def _prepared(self, x: Tensor, y: Tensor, chance: torch.Generator, mine: slice) -> Batch:
+    def _prepared(
+        self, x: Tensor, y: Tensor, chance: torch.Generator, whole: int, mine: slice
+    ) -> Batch:
+        """A share of a batch of ``whole`` examples, changed as it would be in one process."""
         if not is_images(self.info) or self.augment == Augment():
-            return self.prepare(x[mine]), y[mine]
-        drawn = Drawn(*(part[mine] for part in self.transform.draw(x, chance)))
-        x, y = self.transform(x[mine], drawn), y[mine]
-        return x, self._moved(y, drawn) if self.info.task == "segmentation" else y
-
-    def _moved(self, labels: Tensor, drawn: Drawn) -> Tensor:
-        """Label maps cropped and flipped as their pictures were; what came in is ignored."""
-        outside = self.info.ignore_index or 0
-        shifted = (labels - outside).float().unsqueeze(1)  # the border is filled with zeros
-        return self.labels(shifted, drawn).squeeze(1).long() + outside
+            return self.prepare(x), y
+        if isinstance(self.transform, Transform):
+            drawn = self.transform.draw(x, chance, whole)
+            return self.transform(x, Drawn(*(part[mine] for part in drawn))), y
+        drawn = Chance(*(part[mine] for part in self.transform.draw(x, chance, whole)))
+        maps = y if self.info.task == "segmentation" else None
+        x, moved = self.transform(x, maps, drawn)
+        return x, y if moved is None else moved
 
     def plain(self) -> Iterable[Batch]:
         """All training examples in order and as they are, as often as it is iterated over."""
@@ -162,4 +182,4 @@ class _Plain:
 
     def __iter__(self) -> Iterator[Batch]:
         for x, y in batches(self.feed.train, self.feed.batch_size, shuffle=False):
-            yield self.feed.prepare(x), y
+            yield self.feed.prepare(x), self.feed.normalise_targets(y)

@@ -4,6 +4,7 @@ Every batch is predicted with the same seed, so the members are the same network
 example to the last, and measuring twice gives the same numbers.
 """
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lpbnn.data import Dataset, Splits
+from lpbnn.data import Examples, Splits
 from lpbnn.data.augment import batches
 from lpbnn.engine.build import DataInfo
 from lpbnn.engine.config import EvalConfig, RunConfig
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 HISTOGRAM_BINS = 50
+PIXELS_AT_ONCE = 2**20  # one frame of 1280x720: its probabilities alone, a class each, are 50 MB
 # Rank 0 measures alone: a metric that waited for the other ranks would wait for ever.
 ALONE: dict[str, Any] = {"distributed_available_fn": lambda: False}
 
@@ -69,11 +71,17 @@ class Predictor:
                 seed=self.seed,
             )
 
-    def over(self, data: Dataset, tally: "Tally") -> "Tally":
+    @property
+    def batch_size(self) -> int:
+        """Examples at once: as set, and of large pictures fewer."""
+        pixels = math.prod(self.info.shape[1:])
+        return max(1, min(self.settings.batch_size, PIXELS_AT_ONCE // pixels))
+
+    def over(self, data: Examples, tally: "Tally") -> "Tally":
         """Everything in ``data``, added to ``tally``, which is returned."""
-        for x, y in batches(data, self.settings.batch_size, shuffle=False):
+        for x, y in batches(data.to(self.device), self.batch_size, shuffle=False):
             prediction = self(x, keep_members=tally.needs_members)
-            tally.add(prediction, y.to(self.device), self.model.score(prediction))
+            tally.add(prediction, y, self.model.score(prediction))
         return tally
 
 
