@@ -23,6 +23,8 @@ class CifarConfig(Work):
     """One or more: the paper's 250 epochs, or a short schedule (-fast)."""
     data_root: str = "data"
     """Folder with cifar-10-batches-py (or cifar-100-python) and, for detection, svhn."""
+    checksum: Literal["published", "any"] = "published"
+    """"any" also takes copies of the files, re-packed or re-ordered; the data's description says so."""
     backbone: tuple[str, ...] = ("wrn-16-4",)
     """One or more; wrn-28-10 is the paper's."""
     methods: tuple[str, ...] = ()
@@ -52,6 +54,7 @@ def settings(
         backbone=backbone,
         data=data,
         data_root=config.data_root,
+        data_options={} if config.checksum == "published" else {"checksum": config.checksum},
         seed=seed,
         epochs=epochs,
         batch_size=128,

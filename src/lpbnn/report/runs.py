@@ -22,7 +22,7 @@ BASELINE = "mcp"  # the plain network: what costs are relative to
 # What may differ between the seeds of one row: where and how fast a run went, not what it is.
 INCIDENTAL = {
     "seed",
-    "data_root",
+    *("data_root", "data_options.checksum"),
     *("device", "devices", "nodes", "strategy", "compile", "graph"),
     *("progress", "tensorboard", "checkpoint_every", "validate_every"),
     *("evaluate.batch_size", "evaluate.chunk", "evaluate.examples"),
