@@ -121,7 +121,6 @@ class Recording:
     def __init__(self, work: Callable[[Any, Tensor], None], device: torch.device) -> None:
         self.work, self.device = work, device
         self.stream = torch.cuda.Stream(device)
-        self.pool = torch.cuda.graph_pool_handle()
         self.warm_up = WARM_UP
         self.graph: torch.cuda.CUDAGraph | None = None
         self.x = self.y = torch.empty(0)
@@ -150,7 +149,7 @@ class Recording:
     def _record(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+            with torch.cuda.graph(graph, stream=self.stream):
                 self.work(self.x, self.y)
         except RuntimeError as error:
             error.add_note(
