@@ -142,6 +142,7 @@ def make(tmp_path: Path) -> Make:
         diverged: int | None = None,
         corrupted: bool = True,
         lr: float = 0.1,
+        backbone: str = "small-cnn",
         options: dict[str, Any] | None = None,
         with_arrays: dict[str, np.ndarray] | None = None,
         **results: Any,
@@ -152,6 +153,7 @@ def make(tmp_path: Path) -> Make:
         config = RunConfig(
             method=method,
             method_options=options or {},
+            backbone=backbone,
             data=known.name,
             seed=seed,
             optim=OptimConfig(lr=lr),

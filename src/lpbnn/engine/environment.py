@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+BESIDE = "LPBNN_RUNS_BESIDE"  # how many runs share the machine: their times are not those of one
 _PACKAGES = (
     "lpbnn",
     "torch",
@@ -25,7 +26,7 @@ def environment(device: torch.device | str = "cpu", processes: int = 1) -> dict[
     """What a reader needs to repeat the run; the machine's name is not part of it.
 
     >>> sorted(environment())
-    ['command', 'commit', 'cuda', 'device', 'dirty', 'platform', 'processes', 'python', 'versions']
+    ['beside', 'command', 'commit', 'cuda', 'device', 'dirty', 'platform', 'processes', ...]
     """
     commit, dirty = _commit(Path(__file__).parent)
     return {
@@ -35,6 +36,7 @@ def environment(device: torch.device | str = "cpu", processes: int = 1) -> dict[
         "device": device_name(device),
         "cuda": torch.version.cuda,
         "processes": processes,
+        "beside": int(os.environ.get(BESIDE, 1)),
         "commit": commit,
         "dirty": dirty,
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else [],

@@ -3,7 +3,7 @@
 import gc
 import multiprocessing
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tyro.conf import arg
 
 from lpbnn.engine import RunConfig
+from lpbnn.engine.environment import BESIDE
 from lpbnn.engine.files import RunError
 from lpbnn.engine.run import run
 
@@ -40,15 +41,28 @@ class Work:
 
 
 def work(
-    given: Work, configs: Callable[[], Mapping[str, RunConfig]], console: Console
+    given: Work,
+    configs: Callable[[], Mapping[str, RunConfig]],
+    console: Console,
+    methods: Collection[str] = (),
 ) -> list["Run"]:
-    """The runs of an experiment: made, as far as they are not yet, or found where it is told to look."""
+    """The runs of an experiment: made, as far as they are not yet, or found where it is told to look.
+
+    Of those found, only the ones of ``methods`` (none given: all).
+    """
     from lpbnn.report.ledger import found_in  # slow: not for --help
     from lpbnn.report.runs import read_runs
 
-    if given.source is not None:
-        return found_in(given.source)
-    return read_runs(run_all(configs(), given.out, console, given.jobs, given.ledger))
+    if given.source is None:
+        return read_runs(run_all(configs(), given.out, console, given.jobs, given.ledger))
+    runs = found_in(given.source)
+    fitting = [run for run in runs if not methods or run.method in methods]
+    if not fitting:
+        raise RunError(
+            f"{given.source} has runs of {', '.join(sorted({run.method for run in runs}))}; expected "
+            f"{', '.join(methods)}. Fix: give another folder, or other --methods."
+        )
+    return fitting
 
 
 def run_all(
@@ -115,7 +129,7 @@ def _in_processes(
     context = multiprocessing.get_context("spawn")
     threads = max(1, (os.cpu_count() or 1) // jobs) if torch.cuda.is_available() else 1
     pool = ProcessPoolExecutor(
-        jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(threads,)
+        jobs, mp_context=context, initializer=_start, initargs=(threads, min(jobs, len(configs)))
     )
     try:
         futures: dict[Future[str], str] = {
@@ -131,6 +145,11 @@ def _in_processes(
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _start(threads: int, jobs: int) -> None:
+    torch.set_num_threads(threads)
+    os.environ[BESIDE] = str(jobs)
 
 
 def _one(config: RunConfig, folder: Path, ledger: Path | None) -> str:

@@ -11,9 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lpbnn.experiments._cifar import CifarConfig, chosen, configs
-from lpbnn.experiments._published import published
-from lpbnn.experiments._suite import work
+from lpbnn.experiments._cifar import CifarConfig, show
 
 
 @dataclass(frozen=True)
@@ -22,15 +20,9 @@ class Config(CifarConfig):
 
 
 def run(config: Config, console: Console) -> Path:
-    from lpbnn.report import print_table, write_report  # slow: not for --help
-    from lpbnn.report.contents import severity
-    from lpbnn.report.runs import by_setting, grouped
+    from lpbnn.report.contents import severity  # slow: not for --help
+    from lpbnn.report.runs import grouped
 
-    runs = chosen(config, work(config, lambda: configs(config), console))
-    for setting, part in by_setting(runs).items():
-        reference = published(part[0].data.name, part[0].settings["backbone"])
-        console.print(setting, style="bold")
-        print_table(severity(grouped(part), ("ece",), reference), console)
-    written = write_report(runs, config.report, title="Calibration under corruption")
-    console.print(f"the figure is in {written}")
-    return written
+    return show(
+        config, console, "Calibration", lambda runs, paper: severity(grouped(runs), ("ece",), paper)
+    )

@@ -62,7 +62,7 @@ def run(config: Config, console: Console) -> Path:
     if config.source is None:
         chosen = config.methods or tuple(methods.names())
         console.print(f"{len(chosen)} methods x {config.seeds} seeds on digits, into {config.out}")
-    runs = work(config, lambda: configs(config), console)
+    runs = work(config, lambda: configs(config), console, config.methods)
     print_table(comparison(runs), console)
     number = len({run.method for run in runs})
     written = write_report(runs, config.report, title=f"{number} methods on digits")

@@ -84,11 +84,10 @@ def run(config: Config, console: Console) -> Path:
     from lpbnn.report.contents import diversity
     from lpbnn.report.runs import by_setting, grouped
 
-    runs = work(config, lambda: configs(config), console)
-    runs = [run for run in runs if run.method in config.methods]
+    runs = work(config, lambda: configs(config), console, config.methods)
     for setting, part in by_setting(runs).items():
         console.print(setting, style="bold")
         print_table(diversity(grouped(part), paper()), console)
-    written = write_report(runs, config.report, title="Diversity of the members")
+    written = write_report(runs, config.report, title="Diversity of the members", reference=paper())
     console.print(f"what the members say of single images is in {written}")
     return written

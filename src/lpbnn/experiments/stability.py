@@ -95,8 +95,7 @@ def run(config: Config, console: Console) -> Path:
     from lpbnn.report import write_report  # slow: not for --help
     from lpbnn.report.runs import by_setting
 
-    runs = work(config, lambda: configs(config), console)
-    runs = [run for run in runs if run.method in NAMES]
+    runs = work(config, lambda: configs(config), console, NAMES)
     for setting, part in by_setting(runs).items():
         console.print(table(setting, part))
     written = write_report(runs, config.report, title="Training stability", reference=paper())

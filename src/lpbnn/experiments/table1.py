@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from lpbnn.experiments._cifar import CifarConfig, chosen, configs
-from lpbnn.experiments._published import published
-from lpbnn.experiments._suite import work
+from lpbnn.experiments._cifar import CifarConfig, show
 
 if TYPE_CHECKING:
     from lpbnn.report import PaperTable
@@ -72,18 +70,6 @@ def paper(preset: str) -> "PaperTable":
 
 
 def run(config: Config, console: Console) -> Path:
-    from lpbnn.report import comparison, print_table, write_report  # slow: not for --help
-    from lpbnn.report.runs import by_setting
+    from lpbnn.report import comparison  # slow: not for --help
 
-    tables = by_setting(chosen(config, work(config, lambda: configs(config), console)))
-    written = config.report
-    for setting, part in tables.items():
-        reference = published(part[0].data.name, part[0].settings["backbone"])
-        console.print(f"Table 1: {setting}", style="bold")
-        print_table(comparison(part, reference), console)
-        if len(tables) > 1:
-            own = "-".join(setting.replace(",", "").split())
-            written = config.report.with_name(f"{config.report.stem}-{own}.html")
-        write_report(part, written, title=f"Table 1: {setting}", reference=reference)
-        console.print(f"the whole report: {written}")
-    return written
+    return show(config, console, "Table 1", comparison)

@@ -179,6 +179,8 @@ def _cost_notes(groups: Sequence[Group]) -> list[str]:
     if devices:
         caution = "; times on different devices do not compare" * (len(devices) > 1)
         notes.append(f"Measured on {_listed(devices)}{caution}.")
+    if beside := sum(run.sessions[-1].get("beside", 1) > 1 for run in runs if run.sessions):
+        notes.append(f"{beside} runs shared their device with others: alone they are faster.")
     if kinds:
         shared = any("resident" in kind for kind, _ in kinds)
         caution = ", with all that it held before: compare it only between processes" * shared

@@ -20,6 +20,12 @@ the n runs of its row, ± their standard deviation (n - 1 in its denominator; no
 best of a column is **bold**, the second best _slanted_; rows that diverged are not ranked. "paper" is the
 number that the paper prints for that method, in the setting told below the table: ours are often of a
 shorter schedule, a smaller network or generated corruptions, and then the two do not compare directly.
+
+<details><summary>What the columns mean</summary>
+
+{conventions}
+
+</details>
 """
 MARKS = {"best": "**{}**", "second": "_{}_", "": "{}"}
 
@@ -36,7 +42,8 @@ def results_markdown(ledger: str | Path, references: References) -> str:
             f"{ledger} holds no kept run. Fix: lpbnn keep RUN... --into {ledger}/NAME, or --ledger "
             f"{ledger}/NAME with an experiment."
         )
-    parts = [HEAD.format(ledger=ledger.name)]
+    parts: list[str] = []
+    meanings: dict[str, str] = {}
     for folder in folders:
         where = Path(ledger.name, folder.relative_to(ledger)).as_posix()
         runs = read_ledger(folder)
@@ -51,9 +58,12 @@ def results_markdown(ledger: str | Path, references: References) -> str:
                 contents.diversity(groups, reference),
                 contents.cost(groups),
             )
-            parts += [_table(table) for table in tables if table.columns]
+            shown = [table for table in tables if table.columns]
+            meanings |= {info.title: info.convention for table in shown for info in table.legend}
+            parts += map(_table, shown)
             parts.append(_sources(groups, where))
-    return "\n".join(parts)
+    said = "\n".join(f"- {_text(title)}: {_text(text)}." for title, text in meanings.items())
+    return "\n".join([HEAD.format(ledger=ledger.name, conventions=said), *parts])
 
 
 def _ordered(groups: Sequence[Group], reference: PaperTable | None) -> list[Group]:
@@ -69,9 +79,10 @@ def _table(table: Table) -> str:
     lines += [
         [_label(row), str(row.n), *(_cell(row, c) for c in table.columns)] for row in table.rows
     ]
-    said = [f"{i.title}: {i.convention}." for i in table.legend] + table.explanations()
     rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"**{table.title}**\n\n{rows}\n\n<sub>{_text(' '.join(said))}</sub>\n"
+    notes = _text(" ".join(table.explanations(spread=False)))
+    said = f"\n<sub>{notes}</sub>\n" if notes else ""
+    return f"**{_text(table.title)}**\n\n{rows}\n{said}"
 
 
 def _head(column: Column) -> str:

@@ -35,7 +35,7 @@ def sections(groups: Sequence[Group], reference: PaperTable | None = None) -> li
         ("detection", "In or out of distribution", in_or_out),
         ("members", "What the members say", members),
         ("maps", "Segmentations", maps),
-        ("diversity", "Diversity", diversity),
+        ("diversity", "Diversity", lambda g: diversity(g, reference)),
         ("cost", "Cost", cost),
         ("posterior", "The learned posterior", posterior),
         ("settings", "How it was made", made),
@@ -75,11 +75,11 @@ def maps(groups: Sequence[Group]) -> str:
     )
 
 
-def diversity(groups: Sequence[Group]) -> str:
+def diversity(groups: Sequence[Group], reference: PaperTable | None = None) -> str:
     """How differently the members err."""
     return _table(
         "Members that make different mistakes correct each other; the arrows point to more diversity.",
-        contents.diversity(groups),
+        contents.diversity(groups, reference),
     )
 
 

@@ -163,10 +163,10 @@ class Table:
     def spread(self) -> bool:
         return any(cell.std is not None for row in self.rows for cell in row.cells.values())
 
-    def explanations(self) -> list[str]:
+    def explanations(self, spread: bool = True) -> list[str]:
         """What a reader has to know beside the columns' conventions, one sentence each."""
         found = list(self.notes)
-        if self.spread:
+        if self.spread and spread:
             found.append("± is the standard deviation over seeds (n - 1 in its denominator).")
         if self.source:
             found.append(f"The published numbers are those of {self.source}.")

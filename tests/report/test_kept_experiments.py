@@ -1,0 +1,41 @@
+"""Experiments show what a ledger holds, beside the paper's numbers, and train nothing."""
+
+from pathlib import Path
+
+import pytest
+from report.conftest import Make, info
+from rich.console import Console
+
+from lpbnn.experiments import _suite, calibration, table1
+from lpbnn.report.ledger import keep
+
+
+def test_cifar_experiments_show_a_ledger(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_suite, "run", lambda *_, **__: pytest.fail("nothing is to be trained"))
+    console = Console(record=True, width=200)
+    ledger = tmp_path / "ledger"
+    for method in ("lpbnn", "mcp"):
+        for seed in (0, 1):
+            keep(make(method, seed, data=info(name="cifar10"), backbone="wrn-16-4"), ledger)
+    page = tmp_path / "page.html"
+    assert table1.run(table1.Config(source=ledger, report=page), console) == page
+    shown = console.export_text()
+    for text in (
+        "Table 1: cifar10, wrn-16-4, 15 epochs",
+        "paper 96.33",
+        "15 bins",
+        "WRN-28-10, 250",
+    ):
+        assert text in shown
+    assert shown.index("MCP") < shown.index("LP-BNN")  # the paper's order
+    assert "paper 0.8390" in page.read_text()
+
+    calibration.run(calibration.Config(source=ledger, report=page), console)
+    shown = console.export_text()
+    assert "paper 0.1197" in shown
+    assert "MCP" not in shown.split("ECE ↓: 15")[0]
+    assert "Under corruption" in page.read_text()
+    with pytest.raises(ValueError, match=r"has runs of lpbnn, mcp; expected duq. Fix"):
+        table1.run(table1.Config(source=ledger, methods=("duq",)), console)
