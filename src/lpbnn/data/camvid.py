@@ -22,7 +22,7 @@ CLASSES = (
 BICYCLIST, VOID_ID = 10, 11
 PARTS = ("train", "val", "test")
 PUBLISHED = {"train": 367, "val": 101, "test": 233}
-AUGMENT = Augment(flip=True, scale=(0.5, 2.0), colour=0.25)
+AUGMENT = Augment(flip=True, scale=(0.75, 2.0), colour=0.25)
 
 
 def load_camvid(
