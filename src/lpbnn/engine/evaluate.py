@@ -160,11 +160,7 @@ def _curves(tally: Tally, data: Examples, where: str) -> Arrays:
 def _cost(predictor: Predictor, splits: Splits) -> dict[str, Any]:
     """Parameters, and the time and memory of a prediction, measured on a second pass."""
     model, device = predictor.model, predictor.device
-    # Of a network for small images a few batches are timed, of one for street scenes a few images.
-    pixels = math.prod(predictor.info.shape[1:])
-    images = max(1, min(TIMED_IMAGES, TIMED_PIXELS // pixels))
-    batch = predictor.batch_size
-    count = min(len(splits.test), max(1, images // batch) * batch)
+    count = _timed(len(splits.test), predictor)
     timed = splits.test.take(slice(count)).to(device)
     tally = Tally(predictor.info, device)
     predictor.over(timed, tally)
@@ -183,6 +179,14 @@ def _cost(predictor: Predictor, splits: Splits) -> dict[str, Any]:
         "memory": memory_kind(device),
         "device": device_name(device),
     }
+
+
+def _timed(examples: int, predictor: Predictor) -> int:
+    """How many: of a network for small images a few batches, of one for street scenes a few images."""
+    pixels = math.prod(predictor.info.shape[1:])
+    enough = max(1, min(TIMED_IMAGES, TIMED_PIXELS // pixels))
+    batch = predictor.batch_size
+    return min(examples, max(1, enough // batch) * batch)
 
 
 def _wait(device: torch.device) -> None:
