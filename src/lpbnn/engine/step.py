@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 WARM_UP = 3  # ordinary steps before the recording: kernels are chosen, the optimizer gets its state
+TRIES = 3  # a GPU that others use at the same time may refuse a recording once
 
 
 class TrainStep(LossStep):
@@ -121,7 +122,7 @@ class Recording:
     def __init__(self, work: Callable[[Any, Tensor], None], device: torch.device) -> None:
         self.work, self.device = work, device
         self.stream = torch.cuda.Stream(device)
-        self.warm_up = WARM_UP
+        self.warm_up, self.tries = WARM_UP, TRIES
         self.graph: torch.cuda.CUDAGraph | None = None
         self.x = self.y = torch.empty(0)
 
@@ -142,21 +143,29 @@ class Recording:
         if self.graph is None:
             self.x, self.y = x.clone(), y.clone()
             self.graph = self._record()
+        if self.graph is None:
+            self.work(x, y)
+            return
         self.x.copy_(x)
         self.y.copy_(y)
         self.graph.replay()
 
-    def _record(self) -> torch.cuda.CUDAGraph:
+    def _record(self) -> torch.cuda.CUDAGraph | None:
+        """The step as a graph; None if it failed and may be tried again with the next batch."""
         graph = torch.cuda.CUDAGraph()
+        self.tries -= 1
         try:
             with torch.cuda.graph(graph, stream=self.stream):
                 self.work(self.x, self.y)
         except RuntimeError as error:
+            if self.tries:
+                return None
             error.add_note(
                 "The training step could not be recorded as a CUDA graph: it waits for the device or "
                 "depends on values in Python. Fix: graph=False (--no-graph)."
             )
             raise
+        self.tries = TRIES
         return graph
 
 
