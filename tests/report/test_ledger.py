@@ -166,6 +166,16 @@ def test_what_is_kept_need_not_be_made(make: Make, ledger: Path) -> None:
         kept(ledger, "a", RunConfig("mcp", optim=OptimConfig(lr=0.3)))
 
 
+def test_an_option_younger_than_the_run_had_its_default(make: Make, ledger: Path) -> None:
+    options = dict(resolved(RunConfig("lpbnn")).method_options)
+    younger = options.pop("free_bits")
+    path = keep(make("lpbnn", folder="a", corrupted=False, options=options), ledger)
+    assert Run.read(path).settings["method_options.free_bits"] == younger
+    assert kept(ledger, "a", RunConfig("lpbnn")) == path
+    with pytest.raises(RunError, match=r"free_bits .* there, 0.5 now"):
+        kept(ledger, "a", RunConfig("lpbnn", {"free_bits": 0.5}))
+
+
 def test_results_markdown(make: Make, tmp_path: Path) -> None:
     results = tmp_path / "results"
     cifar = info(name="cifar10")
@@ -181,8 +191,8 @@ def test_results_markdown(make: Make, tmp_path: Path) -> None:
     text = results_markdown(results, lambda data, _: published(data, "wrn-28-10"))
     assert text == results_markdown(results, lambda data, _: published(data, "wrn-28-10"))
     assert "| LP-BNN | 3 | 95.00 ±1.00<br>paper 95.02 |" in text
-    assert "MCP (diverged in epoch 2)" in text
-    assert text.index("MCP (diverged") < text.index("| LP-BNN |")  # the paper's order
+    assert "MCP, diverged in epoch 2" in text
+    assert text.index("MCP, diverged") < text.index("| LP-BNN |")  # the paper's order
     assert "paper 0.8390" in text  # diversity
     assert "0123456789abcdef, with changes" in text
     assert "20 images each" in text

@@ -116,9 +116,9 @@ def test_only_runs_that_differ_in_the_seed_share_a_row(make: Make) -> None:
     ]
     labels = {row.label: row.n for row in comparison(runs).rows}
     assert labels == {
-        "LP-BNN (lr=0.1, members=default)": 2,
-        "LP-BNN (lr=0.05, members=default)": 1,
-        "LP-BNN (lr=0.1, members=8)": 1,
+        "LP-BNN (members=4, lr=0.1)": 2,
+        "LP-BNN (members=4, lr=0.05)": 1,
+        "LP-BNN (members=8, lr=0.1)": 1,
         "MCP": 1,
     }
 

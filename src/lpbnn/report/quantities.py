@@ -31,7 +31,7 @@ class Quantity(MetricInfo):
             return f"{value:,.0f}" if value >= 1000 else super().format(value)
         one, unit = next((one, unit) for least, one, unit in self.scale if value >= least)
         number = value / one
-        return f"{number:.0f} {unit}" if number >= 100 else f"{number:#.3g} {unit}".rstrip()
+        return f"{f'{number:.0f}' if number >= 100 else f'{number:#.3g}'} {unit}".rstrip()
 
     def spread(self, mean: float, std: float) -> str:
         """A cost's spread as a share of it, none where there is none.

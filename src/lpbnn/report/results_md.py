@@ -93,7 +93,7 @@ def _head(column: Column) -> str:
 
 
 def _label(row: Row) -> str:
-    return _text(f"{row.label} ({row.note})" if row.note else row.label)
+    return _text(f"{row.label}, {row.note}" if row.note else row.label)
 
 
 def _cell(row: Row, column: Column) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lpbnn import methods
-from lpbnn.engine.build import DataInfo
+from lpbnn.engine.build import DataInfo, resolved
 from lpbnn.engine.codec import from_data
 from lpbnn.engine.config import RunConfig
 from lpbnn.engine.files import RunError
@@ -66,8 +66,7 @@ class Run:
             path=path,
             method=config["method"],
             seed=config["seed"],
-            # A setting that is younger than the run had its default.
-            settings={**flat(RunConfig().to_data()), **flat(config)},
+            settings={**_defaults(config["method"]), **flat(config)},
             results=entry["results"],
             data=data,
             sessions=entry["sessions"],
@@ -210,6 +209,12 @@ def flat(data: Mapping[str, Any], prefix: str = "") -> Settings:
             flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
         )
     return found
+
+
+def _defaults(method: str) -> Settings:
+    """A setting that is younger than a run had its default."""
+    config = RunConfig(method)
+    return flat((resolved(config) if method in methods.names() else config).to_data())
 
 
 def essential(settings: Settings) -> Settings:
