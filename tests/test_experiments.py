@@ -93,13 +93,15 @@ def test_one_command_for_all_of_table1_one_seed_first() -> None:
         methods=("mcp", "lpbnn"),
         seeds=2,
         corruption_images=1000,
+        corruption_root="c",
     )
     runs = _cifar.configs(config)
     assert [run.seed for run in runs.values()] == [0] * 8 + [1] * 8
     assert {(run.data, run.backbone) for run in list(runs.values())[:8]} == {
         (data, net) for data in ("cifar10", "cifar100") for net in ("wrn-16-4", "wrn-28-10")
     }
-    assert runs["cifar100-fast-wrn-28-10-lpbnn-1"].evaluate.corruption_images == 1000
+    measured = runs["cifar100-fast-wrn-28-10-lpbnn-1"].evaluate
+    assert (measured.corruption_images, measured.corruption_root) == (1000, "c/cifar100")
     with pytest.raises(ValueError, match="unknown backbone"):
         _cifar.configs(_cifar.CifarConfig(backbone=("wrn",)))
 

@@ -43,7 +43,8 @@ class CifarConfig(Work):
     corruption_images: int | None = None
     """Only the first so many test images are corrupted; None: all."""
     corruption_root: str | None = None
-    """A folder with the published CIFAR-C files, or one to keep generated ones in."""
+    """A folder with the published CIFAR-C files, or one to keep generated ones in; for presets of
+    several data sets, one that holds such a folder for each (cifar10, cifar100)."""
     frost: str | None = None
     """Folder of the published frost pictures; None: procedural frost."""
 
@@ -77,13 +78,19 @@ def settings(
             batch_size=1024,
             corruptions=config.corruptions,
             corruption_images=config.corruption_images,
-            corruption_root=config.corruption_root,
+            corruption_root=_corruption_root(config, data),
             frost=config.frost,
         ),
         validate_every=0,
         checkpoint_every=10,
     )
     return replace(run, precision="bf16", compile=True, channels_last=True) if cuda else run
+
+
+def _corruption_root(config: CifarConfig, data: str) -> str | None:
+    several = len({preset.partition("-")[0] for preset in config.preset}) > 1
+    root = config.corruption_root
+    return str(Path(root, data)) if root and several else root
 
 
 def configs(config: CifarConfig) -> dict[str, RunConfig]:
