@@ -54,14 +54,14 @@ WEIGHTINGS: dict[str, Callable[[int, int], tuple[float, float]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Config(RankOneConfig):
-    spread: float = 0.25  # less than BatchEnsemble's: docs/lab-notes.md
+    spread: float = 0.1  # less than BatchEnsemble's: docs/lab-notes.md
     num_data: int | None = None  # N, required
     weighting: Weighting = "balanced"
     latent: int = 32
     train_r: bool = (
         False  # r as drawn, as the released code has it; True lets r learn, as the paper writes
     )
-    log_variance: float = -4.0  # of z, before training
+    log_variance: float = -2.0  # of z, before training
     anneal: float = 0.0  # share of the epochs over which the KL grows to its full weight
     free_bits: float = 0.0  # KL in nats, per latent number, that costs nothing
 
