@@ -65,9 +65,12 @@ def test_a_data_loader_takes_it(tmp_path: Path) -> None:
     assert torch.equal(y, lazy[:4][1])
 
 
+@pytest.mark.parametrize(("workers", "ahead"), [(1, AHEAD), (2, AHEAD), (8, 4)])
 def test_it_reads_no_further_ahead_than_it_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, workers: int, ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Two batches, or, of two pictures each, as many as eight threads can decode."""
+    monkeypatch.setattr(files, "WORKERS", workers)
     lazy = dataset(tmp_path, count=40)
     started, lock = [0], threading.Lock()
     read = FileDataset.read_into
@@ -79,12 +82,15 @@ def test_it_reads_no_further_ahead_than_it_says(
 
     monkeypatch.setattr(FileDataset, "read_into", counted)
     for number, _ in enumerate(batches(lazy, 2, shuffle=False), start=1):
-        assert started[0] <= 2 * (number + AHEAD)
+        assert started[0] <= 2 * (number + ahead)
     assert started[0] == 40
 
 
-def test_memory_does_not_grow_with_the_files(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither what decoding needs nor how many batches are alive."""
+    monkeypatch.setattr(files, "WORKERS", 2)
     peaks, alive = [], set()
     for count in (8, 64):
         lazy = dataset(tmp_path / str(count), count, (64, 64))

@@ -73,5 +73,5 @@ def test_any_size_is_painted() -> None:
 def test_mistakes_are_named() -> None:
     with pytest.raises(ValueError, match=r"street-scenes: train=0, .* at least one scene"):
         data.load("street-scenes", train=0)
-    with pytest.raises(ValueError, match=r"size=\(8, 8\); .* of at least 16"):
+    with pytest.raises(ValueError, match=r"size=\(8, 8\), seed=0; .* of at least 16"):
         data.load("street-scenes", size=(8, 8))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import lpbnn
 import lpbnn.engine.evaluate as evaluation
 from lpbnn import data, losses
-from lpbnn.data import Splits, files
+from lpbnn.data import Dataset, Splits, files
 from lpbnn.data.augment import epoch_generator, places
 from lpbnn.data.reframe import Reframe
 from lpbnn.engine import AugmentConfig, EvalConfig, RunConfig, ScheduleConfig
@@ -113,7 +113,10 @@ def test_files_and_memory_train_alike(make: Make, camvid: Path) -> None:
 
 
 def test_a_border_without_a_label_is_refused(make: Make, scenes: Splits) -> None:
-    nameless = replace(scenes, ignore_index=None, augment=data.Augment())
+    x, y = scenes.train[:]
+    nameless = replace(
+        scenes, train=Dataset(x, y.clamp(0, 8)), ignore_index=None, augment=data.Augment()
+    )
     for bad in (
         AugmentConfig(scale=(0.5, 1.0)),
         AugmentConfig(crop=(64, 32)),
@@ -122,6 +125,14 @@ def test_a_border_without_a_label_is_refused(make: Make, scenes: Splits) -> None
         with pytest.raises(ValueError, match="'street-scenes' has no ignore_index"):
             Feed(nameless, make(augment=bad, **TINY))
     Feed(nameless, make(augment=AugmentConfig(scale=(1.0, 2.0), crop=(16, 16)), **TINY))
+
+
+def test_labels_without_a_class_are_told_before_training(make: Make, scenes: Splits) -> None:
+    labels = scenes.train[:][1].clone()
+    labels[0, 0, :3] = 9  # the anomaly, which has no output
+    wrong = replace(scenes, train=Dataset(scenes.train[:][0], labels))
+    with pytest.raises(ValueError, match=r"3 training labels are outside 0..8 and are not ignore"):
+        Feed(wrong, make(**TINY))
 
 
 def test_classification_may_be_resized_and_coloured_but_not_cropped(

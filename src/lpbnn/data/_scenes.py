@@ -7,6 +7,7 @@ so that a missing label, a wrong size or an id without a class is found in secon
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -218,10 +219,11 @@ def locate(name: str, root: Path | None, folders: Sequence[str], needed: Sequenc
             return root / folder
     first = root / folders[0]
     lacks = ", ".join(part for part in needed if not (first / part).is_dir())
-    if not root.is_dir():
-        why = f"{root} does not exist"
+    near = first if first.is_dir() else root
+    if near.is_dir():
+        why = f"{near} holds {', '.join(sorted(p.name for p in near.iterdir())[:8]) or 'nothing'}"
     else:
-        why = f"{root} holds {', '.join(sorted(p.name for p in root.iterdir())[:8]) or 'nothing'}"
+        why = f"{near} does not exist"
     raise FileNotFoundError(
         f"{name}: {first} lacks {lacks} ({why}). Fix: give as root (--data-root) the folder in which "
         f"{folders[0]}/{needed[0]} is."
@@ -229,11 +231,11 @@ def locate(name: str, root: Path | None, folders: Sequence[str], needed: Sequenc
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if path.suffix.lower() in PICTURES and not path.name.startswith(".")
+    """The pictures in a folder and below; links to other folders are followed, as `rglob` does not."""
+    found = (
+        Path(base, name) for base, _, names in os.walk(folder, followlinks=True) for name in names
     )
+    return sorted(p for p in found if p.suffix.lower() in PICTURES and not p.name.startswith("."))
 
 
 def _require_one_size(path: Path, size: Size, first: Path, expected: Size) -> None:

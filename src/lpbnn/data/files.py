@@ -1,6 +1,7 @@
 """Pictures and label maps in files, decoded in their turn by threads that read ahead.
 
-Memory does not grow with the data set: at any time the batch in use and `AHEAD` more are decoded.
+Memory does not grow with the data set: at any time the batch in use and a few more are decoded, `AHEAD`
+or as many as keep the threads busy.
 Conversions, all of them: a grey or palette picture becomes RGB, transparency is dropped; a palette
 in a label map is ignored, its indices are the ids. Whatever else does not fit is an error that names
 the file.
@@ -86,7 +87,7 @@ class FileDataset(Examples):
         try:
             for part in parts:
                 waiting.append(_Batch(self, part.tolist(), pool))
-                if len(waiting) > AHEAD:
+                if len(waiting) > max(AHEAD, WORKERS // max(1, len(part))):
                     yield self._given(waiting.popleft())
             while waiting:
                 yield self._given(waiting.popleft())
@@ -105,11 +106,10 @@ class FileDataset(Examples):
 
     def read_into(self, place: int, x: Tensor, y: Tensor) -> None:
         """Decode one pair into the given rows of a batch."""
+        # By numpy: torch would start threads of its own in each of ours.
         picture = read_picture(self.images[place], self.native, self.size)
-        x.copy_(torch.from_numpy(picture).permute(2, 0, 1))
-        y.copy_(
-            torch.from_numpy(read_labels(self.labels[place], self.native, self.size, self.table))
-        )
+        np.copyto(x.numpy(), picture.transpose(2, 0, 1))
+        np.copyto(y.numpy(), read_labels(self.labels[place], self.native, self.size, self.table))
 
 
 class _Batch:
@@ -140,7 +140,7 @@ def read_picture(path: Path, native: Size, size: Size) -> np.ndarray:
         colours = in_mode(picture, "RGB", path)
         if size != native:
             colours = colours.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-        return np.array(colours)
+        return np.asarray(colours)
 
 
 def read_ids(path: Path) -> np.ndarray:

@@ -50,10 +50,11 @@ def load(
     >>> splits.shape, splits.num_classes, splits.ood_index, splits.ignore_index
     ((3, 32, 64), 9, 9, 255)
     """
-    if min(train, val, test) < 1 or len(size) != 2 or min(size) < 16:
+    if min(train, val, test) < 1 or len(size) != 2 or min(size) < 16 or seed < 0:
         raise ValueError(
-            f"street-scenes: train={train}, val={val}, test={test}, size={tuple(size)}; expected at "
-            "least one scene of each part, and a height and width of at least 16."
+            f"street-scenes: train={train}, val={val}, test={test}, size={tuple(size)}, seed={seed}; "
+            "expected at least one scene of each part, a height and width of at least 16, and a seed "
+            "of at least 0."
         )
     parts = [
         _part(number, count, (size[0], size[1]), seed)

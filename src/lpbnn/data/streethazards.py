@@ -1,6 +1,7 @@
 """StreetHazards (Hendrycks et al., 2019): rendered 1280x720 street scenes with odd objects in the test.
 
-Read from what the published archives extract to, ``train/`` and ``test/``, under `root` or
+Read from what the published archives (``streethazards_train.tar``, ``streethazards_test.tar``; see
+github.com/hendrycks/anomaly-seg) extract to, ``train/`` and ``test/``, under `root` or
 ``root/streethazards/``: ``train/images/{training,validation}/TOWN/N.png`` with
 ``train/annotations/...``, ``test/images/test/TOWN/N.png`` with ``test/annotations/...``. Ids are 1-14,
 class + 1; the first class, "unlabeled", is counted like the others (it is the sky, mostly), and id 0

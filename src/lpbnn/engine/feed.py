@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lpbnn.data import Augment, Splits
+from lpbnn.data import Augment, Dataset, Splits
 from lpbnn.data.augment import Drawn, Transform, batches, epoch_generator, places
 from lpbnn.data.reframe import Chance, Reframe
 from lpbnn.engine.build import DataInfo
@@ -116,6 +116,7 @@ class Feed:
                 f"batch_size={self.batch_size} does not divide among {self.world} processes; it is "
                 f"the batch of all together. Fix: a multiple of {self.world}."
             )
+        self._check_labels(splits)
         segments, crop = self.info.task == "segmentation", self.augment.crop
         if segments and self.info.ignore_index is None and self._leaves_the_picture():
             raise ValueError(
@@ -127,6 +128,22 @@ class Feed:
             raise ValueError(
                 f"augment.crop is {crop}, but {splits.name!r} is no segmentation set: its test pictures "
                 "keep their size. Fix: leave augment.crop out, or use augment.pad."
+            )
+
+    def _check_labels(self, splits: Splits) -> None:
+        """A label without a class would stop a GPU without a word; files are checked as they are read."""
+        train, classes = splits.train, splits.num_classes
+        if classes is None or not isinstance(train, Dataset):
+            return
+        void = splits.ignore_index
+        known = sum(splits.class_counts) + (
+            0 if void is None else int((train.targets == void).sum())
+        )
+        if strange := train.targets.numel() - known:
+            raise ValueError(
+                f"{splits.name!r}: {strange} training labels are outside 0..{classes - 1}"
+                f"{'' if void is None else f' and are not ignore_index={void}'}. Fix: check the labels, or "
+                "the number of classes; what should not be learned gets the ignore_index."
             )
 
     def _leaves_the_picture(self) -> bool:
