@@ -123,6 +123,17 @@ def test_a_broken_file_is_named_in_the_loop(tmp_path: Path) -> None:
     assert threading.active_count() == before
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_examples_arrive_on_the_device_through_pinned_memory(tmp_path: Path) -> None:
+    lazy = dataset(tmp_path, count=30)
+    assert files._Batch(lazy.to("cuda"), [0], files._threads()).x.is_pinned()
+    found = list(batches(lazy.to("cuda"), 4, shuffle=False))
+    for (x, y), (x_cpu, y_cpu) in zip(found, batches(lazy, 4, shuffle=False), strict=True):
+        assert x.device.type == y.device.type == "cuda"
+        assert torch.equal(x.cpu(), x_cpu)
+        assert torch.equal(y.cpu(), y_cpu)
+
+
 # --- conversions and refusals ----------------------------------------------------------------------
 
 
