@@ -20,6 +20,7 @@ LEVELS = [
         "convertible",
         "convert",
         "model",
+        "stages",
         "ensemble",
         "predict",
         "posterior",

@@ -224,7 +224,7 @@ def test_converted_layers_live_in_a_sequential() -> None:
 
 
 def test_r_hat_starts_at_r() -> None:
-    model = build("ResNet")
+    model = build("ResNet", log_variance=-4.0)
     for layer, draw in zip(model.layers, draw_layers(model.layers), strict=True):
         torch.testing.assert_close(layer.mean().r, layer.factors.r, atol=2e-3, rtol=0)
         noise = (draw.r - layer.factors.r).std()

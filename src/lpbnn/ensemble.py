@@ -1,6 +1,5 @@
 """A network with converted layers as an ensemble: spread the batch, run once, gather the members."""
 
-import difflib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, get_args
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from lpbnn.convert import replace_modules
-from lpbnn.layers import SUPPORTED, Draw, FastWeight, draw_layers, held
+from lpbnn.layers import Draw, FastWeight, draw_layers, held
 from lpbnn.losses import require_tensor
 from lpbnn.members import (
     BatchMode,
@@ -22,27 +21,12 @@ from lpbnn.members import (
 )
 from lpbnn.model import Model, Terms, as_call, batch_size, total, two_groups
 from lpbnn.norms import MemberNorm, is_batch_norm
-
-UNCONVERTED = (*SUPPORTED, nn.RNNBase, nn.MultiheadAttention)  # what is worth running only once
-
+from lpbnn.stages import SpreadAt, check_stage, find_stages
 
 FULL_BATCH = 256  # examples that keep a GPU busy without a second member beside them
 
 BatchNormMode = Literal["shared", "member"]
 BATCH_NORM_MODES: tuple[str, ...] = get_args(BatchNormMode)
-
-
-class SpreadAt:
-    """A forward pre-hook on the first converted stage: the batch becomes members there.
-
-    What comes before it runs once per example. Tensors that are spread already pass through.
-    """
-
-    def __init__(self) -> None:
-        self.plan: tuple[int, int, BatchMode] | None = None
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        return None if self.plan is None else spread_tree((args, kwargs), *self.plan)
 
 
 class FastWeightEnsemble(Model):
@@ -125,7 +109,7 @@ class FastWeightEnsemble(Model):
         """Outputs of all rows, member-major, for the members in ``draws``, of which one is ``first``."""
         batch = batch_size(args, kwargs)
         layers = self.layers
-        members = draws[0].r.shape[0]
+        members = draws[0].members
         if "" in self.stages:
             args, kwargs = spread_tree((args, kwargs), batch, members, mode)
         else:
@@ -156,14 +140,14 @@ class FastWeightEnsemble(Model):
 
     def passes(self, samples: int, width: int) -> Iterator[Any]:
         draws = draw_layers(self.layers, samples if self.stochastic else 1)
-        count = draws[0].r.shape[0]
+        count = draws[0].members
         for start in range(0, count, width):
             part = [draw.take(slice(start, start + width)) for draw in draws]
 
             def run(
                 *args: Any, _part: list[Draw] = part, _first: int = start, **kwargs: Any
             ) -> Tensor:
-                count = _part[0].r.shape[0]
+                count = _part[0].members
                 if self._better_in_turn(args, kwargs):
                     ones = [[draw.take(slice(i, i + 1)) for draw in _part] for i in range(count)]
                     outputs = [
@@ -198,13 +182,18 @@ class FastWeightEnsemble(Model):
                 f"{batch} examples need as many targets; got y of shape {tuple(y.shape)}."
             )
         mode: BatchMode = self.now_batch_mode if self.training else "repeat"
-        outputs = self.rows(args, kwargs, draw_layers(self.layers), mode)
+        per_row = rows_needed(batch, self.members, mode) if self._draws_by_row() else None
+        outputs = self.rows(args, kwargs, draw_layers(self.layers, rows=per_row), mode)
         weights = row_weights(batch, self.members, mode, outputs.device)
         return self.nll(outputs, spread(y, self.members, mode), weights)
 
     def before_epoch(self, epoch: int, epochs: int) -> None:
         late = epoch >= epochs - round(self.repeat_last * epochs)
         self.now_batch_mode = "repeat" if late else self.batch_mode
+
+    def _draws_by_row(self) -> bool:
+        """Whether the factors of this pass are drawn for every row instead of for every member."""
+        return False
 
     def penalties(self) -> Terms:
         """What the method adds to the NLL, weighted, by name."""
@@ -231,66 +220,3 @@ def _members(net: nn.Module, ids: list[int]) -> Iterator[None]:
     finally:
         for norm in norms:
             norm._held = None
-
-
-def find_stages(net: nn.Module) -> list[str]:
-    """Where the batch becomes members: the smallest module that holds every converted layer.
-
-    Where that is the network itself and part of it is unconverted, its children that hold converted
-    layers: the first of them to be called spreads the batch, and what runs before it is shared.
-    """
-    if not _has_unconverted(net):
-        return [""]
-    path, module = "", net
-    while not isinstance(module, FastWeight):
-        children = _holders(path, module)
-        if len(children) > 1:
-            return [path] if path and _is_called(module) else _called(children)
-        path, module = children[0]
-    return [path]
-
-
-def check_stage(net: nn.Module, stage: str | None) -> None:
-    """Refuse a ``spread_at`` that is no path in the network."""
-    paths = [path for path, _ in net.named_modules()]
-    if stage is not None and stage not in paths:
-        close = difflib.get_close_matches(stage, paths, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"spread_at={stage!r} is no module of the network.{hint}")
-
-
-def remove_hooks(net: nn.Module) -> None:
-    """Take our hooks off a network that goes its own way again."""
-    for module in net.modules():
-        for key, hook in list(module._forward_pre_hooks.items()):
-            if isinstance(hook, SpreadAt):
-                del module._forward_pre_hooks[key]
-                module._forward_pre_hooks_with_kwargs.pop(key, None)
-
-
-def _has_unconverted(module: nn.Module) -> bool:
-    """Whether a layer below could have been converted and was not."""
-    if isinstance(module, FastWeight):
-        return False
-    return isinstance(module, UNCONVERTED) or any(map(_has_unconverted, module.children()))
-
-
-def _holders(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The children that hold converted layers."""
-    return [
-        (f"{path}.{name}" if path else name, child)
-        for name, child in module.named_children()
-        if any(isinstance(inner, FastWeight) for inner in child.modules())
-    ]
-
-
-def _is_called(module: nn.Module) -> bool:
-    return not isinstance(module, nn.ModuleList | nn.ModuleDict)  # these have no forward
-
-
-def _called(holders: list[tuple[str, nn.Module]]) -> list[str]:
-    """The paths, with lists of modules replaced by what they hold."""
-    found = []
-    for path, module in holders:
-        found += [path] if _is_called(module) else _called(_holders(path, module))
-    return found

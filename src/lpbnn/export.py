@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 from lpbnn.convert import undo as undo_conversion
-from lpbnn.ensemble import FastWeightEnsemble, remove_hooks
+from lpbnn.ensemble import FastWeightEnsemble
 from lpbnn.factors import FixedFactors
 from lpbnn.layers import FastWeight, draw_layers, member_weights
 from lpbnn.model import Model, at_least_one
 from lpbnn.predict import seeded
+from lpbnn.stages import remove_hooks
 
 
 class FrozenEnsemble(FastWeightEnsemble):

@@ -2,8 +2,9 @@ r"""How the fast weights r and s come to be: all that tells the rank-one methods
 
 A layer with m inputs and p outputs has, for each of its J members, r_j in R^m on the input side and
 s_j in R^p on the output side. ``draw(samples)`` gives r (samples * J, m) and s (samples * J, p),
-sample-major. Everything here is a pure function of the parameters: no forward pass leaves a loss
-behind, so the terms can be read at any time, before the first pass too.
+sample-major; in training r may also be drawn for every row of the batch, (rows, m), rows member-major.
+Everything here is a pure function of the parameters: no forward pass leaves a loss behind, so the terms
+can be read at any time, before the first pass too.
 
 The work is written over a stack of layers of equal width, because a network has dozens of them and
 each is tiny: ``draw_all`` serves all layers with a handful of batched
@@ -62,8 +63,13 @@ class Factors(nn.Module):
         return type(self).draw_stack([self], samples)[0]
 
     @classmethod
-    def draw_stack(cls, many: Sequence["Factors"], samples: int) -> list[tuple[Tensor, Tensor]]:
-        """``draw`` for layers of equal ``stack_key``, together."""
+    def draw_stack(
+        cls, many: Sequence["Factors"], samples: int, rows: int | None = None
+    ) -> list[tuple[Tensor, Tensor]]:
+        """``draw`` for layers of equal ``stack_key``, together.
+
+        With ``rows`` (and one sample) what is random in r may be drawn for each of so many rows.
+        """
         raise NotImplementedError
 
     def stack_key(self) -> tuple[object, ...]:
@@ -80,13 +86,16 @@ class Factors(nn.Module):
         raise NotImplementedError
 
 
-def draw_all(many: Sequence[Factors], samples: int = 1) -> list[tuple[Tensor, Tensor]]:
+def draw_all(
+    many: Sequence[Factors], samples: int = 1, rows: int | None = None
+) -> list[tuple[Tensor, Tensor]]:
     """One draw of every layer, in the layers' order, computed stack by stack."""
     stacks = group_by(many, lambda factors: factors.stack_key())
     drawn: dict[int, tuple[Tensor, Tensor]] = {}
     for indices in stacks:
         members = [many[i] for i in indices]
-        drawn.update(zip(indices, type(members[0]).draw_stack(members, samples), strict=True))
+        stacked = type(members[0]).draw_stack(members, samples, rows)
+        drawn.update(zip(indices, stacked, strict=True))
     return [drawn[i] for i in range(len(many))]
 
 
@@ -126,7 +135,9 @@ class PointFactors(Factors):
         self.s = nn.Parameter(initial(members, outputs, spread, init))
 
     @classmethod
-    def draw_stack(cls, many: Sequence[Factors], samples: int) -> list[tuple[Tensor, Tensor]]:
+    def draw_stack(
+        cls, many: Sequence[Factors], samples: int, rows: int | None = None
+    ) -> list[tuple[Tensor, Tensor]]:
         return [(repeat(f.r, samples), repeat(f.s, samples)) for f in many]  # type: ignore[arg-type]
 
     def mean(self) -> tuple[Tensor, Tensor]:
@@ -178,7 +189,9 @@ class GaussianFactors(Factors):
         return self.outputs
 
     @classmethod
-    def draw_stack(cls, many: Sequence[Factors], samples: int) -> list[tuple[Tensor, Tensor]]:
+    def draw_stack(
+        cls, many: Sequence[Factors], samples: int, rows: int | None = None
+    ) -> list[tuple[Tensor, Tensor]]:
         with full_precision(device_of(many[0])):
             r, s = (
                 gaussian(

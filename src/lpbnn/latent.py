@@ -75,7 +75,8 @@ class LatentFactors(Factors):
         self.encoder = nn.Linear(inputs, 2 * latent)  # rows: the mean, then the log variance
         self.decoder = nn.Linear(latent, inputs)
         with torch.no_grad():
-            self.encoder.weight[:latent].normal_(std=2.0)  # mu ~ N(0, 1) for r ~ N(1, 0.5^2)
+            apart = float((r - 1).square().mean().sqrt().clamp_min(0.01))
+            self.encoder.weight[:latent].normal_(std=1 / apart)  # mu ~ N(0, 1), however close the r
             self.encoder.weight[latent:].normal_(std=0.1)
             self.encoder.bias[:latent] = 0.0
             self.encoder.bias[latent:] = log_variance
@@ -108,11 +109,17 @@ class LatentFactors(Factors):
         return torch.baddbmm(bias.unsqueeze(1), z / many[0].latent ** 0.5, weight.mT)
 
     @classmethod
-    def draw_stack(cls, many: Sequence[Factors], samples: int) -> list[tuple[Tensor, Tensor]]:
+    def draw_stack(
+        cls, many: Sequence[Factors], samples: int, rows: int | None = None
+    ) -> list[tuple[Tensor, Tensor]]:
         layers: Sequence[LatentFactors] = many  # type: ignore[assignment]
         with full_precision(device_of(many[0])):
             mu, log_variance = cls.encode(layers)
-            z = gaussian(mu, (0.5 * log_variance).exp(), samples)
+            sigma = (0.5 * log_variance).exp()
+            if rows is not None:
+                each = rows // mu.shape[1]
+                mu, sigma = (part.repeat_interleave(each, dim=1) for part in (mu, sigma))
+            z = gaussian(mu, sigma, samples)
             r_hat = cls.decode(layers, z.flatten(1, 2))
         return [(r, repeat(f.s, samples)) for r, f in zip(r_hat, layers, strict=True)]
 

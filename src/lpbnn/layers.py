@@ -31,11 +31,18 @@ _TRANSPOSED_OPERATION = {
 
 
 class Draw(NamedTuple):
-    """The factors of one layer for M members: r (M, m), s (M, p), bias (M, p) or None."""
+    """The factors of one layer for M members: r (M, m), s (M, p), bias (M, p) or None.
+
+    In training r may be one draw for each row, (rows, m), rows member-major.
+    """
 
     r: Tensor
     s: Tensor
     bias: Tensor | None
+
+    @property
+    def members(self) -> int:
+        return self.s.shape[0]
 
     def take(self, members: slice) -> "Draw":
         return Draw(
@@ -124,9 +131,10 @@ class FastWeight(Wrapper):
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         draw = self._current_draw()
-        members = draw.r.shape[0]
+        members = draw.members
         self._check_rows(x.shape[0], members)
-        if self.known and (members == 1 or self._cheaper_by_weights(x, members)):
+        own_weights = draw.r.shape[0] == members  # else a row has its own: no weight is shared
+        if own_weights and self.known and (members == 1 or self._cheaper_by_weights(x, members)):
             return self._by_member_weights(x, draw, *args, **kwargs)
         return self._by_scaled_activations(x, draw, *args, **kwargs)
 
@@ -240,9 +248,11 @@ def _aligned(factor: Tensor, x: Tensor, channels_last: bool) -> Tensor:
     return rows.view(*rows.shape, *(1,) * (x.dim() - 2))
 
 
-def draw_layers(layers: Sequence[FastWeight], samples: int = 1) -> list[Draw]:
-    """Fresh factors of every layer, drawn together."""
-    drawn = draw_all([layer.factors for layer in layers], samples)
+def draw_layers(
+    layers: Sequence[FastWeight], samples: int = 1, rows: int | None = None
+) -> list[Draw]:
+    """Fresh factors of every layer, drawn together; with ``rows``, r for each of so many rows."""
+    drawn = draw_all([layer.factors for layer in layers], samples, rows)
     return [
         layer._with_bias(factors, samples) for layer, factors in zip(layers, drawn, strict=True)
     ]

@@ -25,7 +25,7 @@ quantification, 2020.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,7 @@ from lpbnn.methods._rank_one import (
 from lpbnn.model import Model, Terms, at_least_one
 
 Weighting = Literal["balanced", "equation", "authors"]
+Noise = Literal["pass", "example"]
 
 # (weight of the KL, weight of the squared error) from the data N and a layer's inputs m
 WEIGHTINGS: dict[str, Callable[[int, int], tuple[float, float]]] = {
@@ -62,6 +63,7 @@ class Config(RankOneConfig):
         False  # r as drawn, as the released code has it; True lets r learn, as the paper writes
     )
     log_variance: float = -2.0  # of z, before training
+    noise: Noise = "pass"  # in training z is drawn for every "pass", or for every "example" of it
     anneal: float = 0.0  # share of the epochs over which the KL grows to its full weight
     free_bits: float = 0.0  # KL in nats, per latent number, that costs nothing
 
@@ -71,6 +73,8 @@ class Config(RankOneConfig):
             raise ValueError(
                 f"weighting={self.weighting!r} is not known; choose one of {', '.join(WEIGHTINGS)}."
             )
+        if self.noise not in get_args(Noise):
+            raise ValueError(f"noise={self.noise!r}: choose 'pass' or 'example'.")
         at_least_one("latent", self.latent)
         check_share("anneal", self.anneal)
         if self.free_bits < 0:
@@ -87,6 +91,7 @@ class LatentPosterior(FastWeightEnsemble):
         super().__init__(net, **options)
         self.num_data = check_num_data(config.num_data, "lpbnn")
         self.weighting, self.anneal = config.weighting, config.anneal
+        self.noise = config.noise
         self.free_nats = config.free_bits * config.latent
         weights = [WEIGHTINGS[self.weighting](self.num_data, f.inputs) for f in self._factors()]
         # Made once: a tensor made in every step would make the GPU wait for the host.
@@ -102,6 +107,9 @@ class LatentPosterior(FastWeightEnsemble):
             "kl": self.kl_weight * (a * kl).mean(),
             "reconstruction": (b * squared_error).mean(),
         }
+
+    def _draws_by_row(self) -> bool:
+        return self.noise == "example" and self.training
 
     def before_epoch(self, epoch: int, epochs: int) -> None:
         super().before_epoch(epoch, epochs)

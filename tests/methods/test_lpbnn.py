@@ -1,0 +1,116 @@
+"""LP-BNN's own options: noise by pass or by example, annealed KL, free bits, repeated last epochs."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lpbnn
+from lpbnn.latent import LatentFactors
+from lpbnn.layers import FastWeight, draw_layers
+
+X = torch.linspace(-1, 1, 24).view(8, 3)
+Y = torch.tensor([0, 1] * 4)
+
+
+def built(**options: Any) -> Any:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2))
+    return lpbnn.build(net, "lpbnn", members=2, num_data=100, **options).double()
+
+
+def seen_by_first_layer(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    """What the shared weight of the first layer is given in a training pass."""
+    seen: list[Tensor] = []
+    layer = next(module for module in model.modules() if isinstance(module, FastWeight))
+    layer.layer.register_forward_hook(lambda module, args, output: seen.append(args[0]))
+    model.loss(x, y)
+    return seen[0]
+
+
+def test_noise_by_example_is_drawn_for_every_row() -> None:
+    model = built(noise="example")
+    x = torch.ones(8, 3, dtype=torch.float64)
+    inputs = seen_by_first_layer(model, x, Y)  # r^ itself, as x is one
+    assert len({tuple(row.tolist()) for row in inputs}) == 8
+    with torch.no_grad():
+        r, _ = model.layers[0].factors.draw()
+    assert r.shape == (2, 3)  # a prediction draws for members, as ever
+
+
+def test_rows_are_drawn_from_their_members_posterior() -> None:
+    """Mean and covariance of the rows of member j are those of r^_j."""
+    torch.manual_seed(0)
+    factors = LatentFactors(members=2, inputs=3, outputs=2, latent=4, log_variance=-1.0).double()
+    layer = FastWeight(nn.Linear(3, 2).double(), factors)
+    with torch.no_grad():
+        (draw,) = draw_layers([layer], rows=200_000)
+        mean, factor = factors.mean()[0], factors.covariance_factor()
+        for j, rows in enumerate(draw.r.chunk(2)):
+            torch.testing.assert_close(rows.mean(0), mean[j], rtol=0, atol=0.01)
+            torch.testing.assert_close(rows.T.cov(), factor[j] @ factor[j].T, rtol=0.03, atol=0.005)
+    assert draw.members == 2
+
+
+def test_four_draws_of_one_example_vary_a_quarter_as_much() -> None:
+    """Both kinds of noise estimate the same expectation; by example, rows of a member are independent."""
+    x, y = torch.ones(8, 3, dtype=torch.float64), torch.zeros(8, dtype=torch.int64)
+    found = {}
+    for noise in ("pass", "example"):
+        model = built(noise=noise, log_variance=0.0)
+        torch.manual_seed(1)
+        with torch.no_grad():
+            found[noise] = torch.stack([model.loss(x, y)["nll"] for _ in range(2000)])
+    error = (found["pass"].var() / 2000 + found["example"].var() / 2000).sqrt()
+    assert (found["pass"].mean() - found["example"].mean()).abs() < 4 * error
+    assert 0.2 < found["example"].var() / found["pass"].var() < 0.31
+
+
+@pytest.mark.parametrize("mode", ["split", "repeat"])
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_noise_by_example_takes_any_batch(mode: str, batch: int) -> None:
+    model = built(noise="example", batch_mode=mode)
+    terms = model.loss(X[:batch].double(), Y[:batch])
+    terms["loss"].backward()
+    assert terms["loss"].isfinite()
+
+
+def test_the_kl_is_annealed() -> None:
+    model = built(anneal=0.5)
+    full = model.penalties()["kl"]
+    shares = []
+    for epoch in range(4):
+        model.before_epoch(epoch, 4)
+        shares.append((model.penalties()["kl"] / full).item())
+    assert shares == pytest.approx([0.5, 1, 1, 1])
+
+
+def test_free_bits_cost_nothing_and_give_no_gradient() -> None:
+    model = built(free_bits=1e3, latent=4)
+    kl = model.penalties()["kl"]
+    assert kl.item() == pytest.approx(4e3 / 100)
+    kl.backward()
+    assert all(layer.factors.encoder.weight.grad.abs().sum() == 0 for layer in model.layers)
+    torch.testing.assert_close(
+        built(free_bits=1e-9).penalties()["kl"], built().penalties()["kl"], rtol=0, atol=0
+    )
+
+
+def test_the_last_epochs_repeat_the_batch() -> None:
+    model, seen = built(repeat_last=0.25), []
+    model.net[1].register_forward_hook(lambda module, args, output: seen.append(len(output)))
+    for epoch in range(4):
+        model.before_epoch(epoch, 4)
+        model.loss(X.double(), Y)
+    assert seen == [8, 8, 8, 16]
+    assert model.batch_mode == "split"  # what was asked for stays
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("noise", "row"), ("anneal", 1.5), ("free_bits", -1.0), ("repeat_last", -0.1)],
+)
+def test_bad_options(option: str, value: object) -> None:
+    with pytest.raises(ValueError, match=option):
+        built(**{option: value})
