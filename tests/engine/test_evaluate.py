@@ -17,7 +17,7 @@ from lpbnn.data.corruptions import CORRUPTIONS, cached, corrupt
 from lpbnn.engine import EvalConfig, OptimConfig, RunConfig
 from lpbnn.engine.build import DataInfo, build_model
 from lpbnn.engine.evaluate import evaluate
-from lpbnn.engine.scoring import NotFinite
+from lpbnn.engine.tally import NotFinite
 from lpbnn.engine.train import fit
 
 Make = Callable[..., RunConfig]

@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Iterator
+from functools import reduce
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,7 +21,9 @@ from lpbnn.data.corruptions import (
 from lpbnn.data.corruptions.generate import SMALLEST_SIDE, frost_kind
 from lpbnn.engine.build import DataInfo
 from lpbnn.engine.config import EvalConfig
-from lpbnn.engine.scoring import ClassificationTally, Predictor
+from lpbnn.engine.ranks import Ranks
+from lpbnn.engine.scoring import Predictor
+from lpbnn.engine.tally import ClassificationTally, NotFinite
 from lpbnn.metrics import DiversityMetrics, corruption_means
 
 SEED = 0  # of the corruptions, whatever the run's: all methods meet the same images
@@ -54,21 +58,32 @@ def check_corruptions(settings: EvalConfig, info: DataInfo) -> None:
             ) from error
 
 
+class _Found(NamedTuple):
+    """What one corrupted set gave."""
+
+    name: str
+    severity: str
+    origin: str
+    frost: str | None
+    metrics: dict[str, float]
+    error: str
+
+
 def corruption_results(predictor: Predictor, splits: Splits) -> dict[str, Any]:
-    """Metrics of every set, their means by severity and over all; the members' diversity on them."""
+    """Metrics of every set, their means by severity and over all; the members' diversity on them.
+
+    Processes share the sets: each is made and measured by one of them.
+    """
     settings = predictor.settings
     count = min(settings.corruption_images or len(splits.test), len(splits.test))
     test = splits.test.take(slice(count)).to(predictor.device)
-    diversity: DiversityMetrics | None = None
+    found, diversity = _measured(predictor, test)
     sets: dict[str, dict[str, dict[str, float]]] = {}
-    origin, frost = "generated", frost_kind(settings.frost)
-    for corrupted in _sets(test, settings):
-        tally = ClassificationTally(predictor.info, predictor.device, diversity)
-        predictor.over(Dataset(corrupted.images, test.targets), tally)
-        diversity = tally.diversity  # one count over all sets
-        sets.setdefault(corrupted.name, {})[str(corrupted.severity)] = tally.metrics()
-        origin, frost = corrupted.origin, corrupted.frost or frost
-    everything = [found for levels in sets.values() for found in levels.values()]
+    for one in found:
+        sets.setdefault(one.name, {})[one.severity] = one.metrics
+    everything = [one.metrics for one in found]
+    origin = found[-1].origin
+    frost = next((one.frost for one in found if one.frost), frost_kind(settings.frost))
     return {
         **corruption_means(everything),
         **{key: _mean([found[key] for found in everything]) for key in ("nll", "brier")},
@@ -87,25 +102,64 @@ def corruption_results(predictor: Predictor, splits: Splits) -> dict[str, Any]:
     }
 
 
-def _sets(test: Dataset, settings: EvalConfig) -> Iterator[CorruptedSet]:
-    if settings.corruption_root is None:
-        for name in CORRUPTIONS:
-            for level in settings.severities:
-                images = corrupt(test.inputs, name, level, SEED, settings.frost)
-                yield CorruptedSet(name, level, images, "generated", None)
-        return
-    archive = _archive(test, settings, Path(settings.corruption_root))
-    for name in archive.names:
-        for level in settings.severities:
+def _measured(predictor: Predictor, test: Dataset) -> tuple[list[_Found], DiversityMetrics | None]:
+    """Every set's numbers, in order, and one count of the members' agreement over all sets."""
+    mine: list[_Found] = []
+    diversity: DiversityMetrics | None = None
+    for made in _sets(test, predictor.settings, predictor.ranks):
+        tally = ClassificationTally(predictor.info, predictor.device)
+        predictor.over(Dataset(made.images, test.targets), tally, alone=True)
+        metrics, error = {}, ""
+        try:
+            metrics = tally.metrics()
+        except NotFinite as problem:  # all processes have to learn of it
+            error = str(problem)
+        where = (made.name, str(made.severity), made.origin, made.frost)
+        mine.append(_Found(*where, metrics, error))
+        diversity = _joined(diversity, tally.diversity)
+    states = None if diversity is None else diversity.cpu()
+    everyone = predictor.ranks.gather((mine, states))
+    shares = [share for share, _ in everyone]
+    found = [one for turn in zip_longest(*shares) for one in turn if one is not None]
+    if error := next((one.error for one in found if one.error), ""):
+        raise NotFinite(error)
+    return found, reduce(_joined, [metric for _, metric in everyone], None)
+
+
+def _joined(
+    one: DiversityMetrics | None, other: DiversityMetrics | None
+) -> DiversityMetrics | None:
+    if one is not None and other is not None:
+        one.merge_state(other)
+    return other if one is None else one
+
+
+def _sets(test: Dataset, settings: EvalConfig, ranks: Ranks) -> Iterator[CorruptedSet]:
+    """The sets of this process."""
+    root, archive = settings.corruption_root, None
+    if root is not None:
+        archive = _archive(test, settings, Path(root), ranks)
+    names = CORRUPTIONS if archive is None else archive.names
+    order = [(name, level) for name in names for level in settings.severities]
+    for name, level in (order[number] for number in ranks.share(len(order))):
+        if archive is None:
+            images = corrupt(test.inputs, name, level, SEED, settings.frost)
+            yield CorruptedSet(name, level, images, "generated", None)
+        else:
             frost = archive.frost if name == "frost" else None
             yield CorruptedSet(name, level, archive.read(name, level), archive.origin, frost)
 
 
-def _archive(test: Dataset, settings: EvalConfig, root: Path) -> Archive:
+def _archive(test: Dataset, settings: EvalConfig, root: Path, ranks: Ranks) -> Archive:
     """The published files in ``root`` where they are, otherwise what was generated there."""
     published = (root / f"{CORRUPTIONS[0]}.npy").is_file() and not any(root.glob("*.json"))
     if not published:
-        return cached(test.inputs, root, test.targets, SEED, settings.frost)
+        ranks.wait()  # nobody writes before all have looked
+        recipe = (test.inputs, root, test.targets, SEED, settings.frost)
+        if ranks.world > 1:  # each makes its share of the files
+            cached(*recipe, names=[CORRUPTIONS[i] for i in ranks.share(len(CORRUPTIONS))])
+            ranks.wait()
+        return cached(*recipe)
     archive = read_official(root, len(test))
     if archive.labels is None or not torch.equal(archive.labels, test.targets.cpu()):
         raise ValueError(

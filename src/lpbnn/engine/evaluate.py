@@ -22,11 +22,12 @@ from lpbnn.engine.environment import device_name
 from lpbnn.engine.examples import Arrays, example_arrays, posterior_arrays
 from lpbnn.engine.launch import launch
 from lpbnn.engine.memory import memory_kind, peak_memory, reset_peak_memory
-from lpbnn.engine.scoring import (
+from lpbnn.engine.ranks import Ranks
+from lpbnn.engine.scoring import Predictor
+from lpbnn.engine.tally import (
     ALONE,
     HISTOGRAM_BINS,
     ClassificationTally,
-    Predictor,
     RegressionTally,
     SegmentationTally,
     Tally,
@@ -52,7 +53,10 @@ class Evaluation(NamedTuple):
 def evaluate(
     model: Model, splits: Splits, config: RunConfig, fabric: "Fabric | None" = None
 ) -> Evaluation:
-    """Measure a model as ``config.evaluate`` says; in one process, whatever it was trained with.
+    """Measure a model as ``config.evaluate`` says.
+
+    Several processes (``fabric``'s) share the batches; each of them returns the same numbers, which are
+    those of one process.
 
     >>> from lpbnn.engine.build import build_model, load_data
     >>> config = RunConfig("mcp", device="cpu")
@@ -67,7 +71,7 @@ def evaluate(
         fabric = launch(replace(config, devices=1, nodes=1, strategy="auto"))
     device = fabric.device
     model.to(device)
-    predictor = Predictor(model, info, config, device, fabric.autocast)
+    predictor = Predictor(model, info, config, device, fabric.autocast, ranks=Ranks(fabric))
     cost = _cost(predictor, splits)  # first: it also warms the device up
     room = len(splits.test) * info.outputs <= KEPT_NUMBERS
     test = predictor.over(splits.test, tally_of(info, device, keep=room))
@@ -110,10 +114,10 @@ def _add_ood(
             found.check()
             metric = DetectionMetrics(**ALONE)
             for is_ood, tally in ((False, test), (True, found)):
-                scores = torch.cat(tally.scores).cpu()
+                scores = tally.scores.cpu()
                 metric.update(scores, torch.full(scores.shape, is_ood))
             results["ood"][name] = metric.compute()
-            arrays[f"ood/{name}/scores"] = _numpy(torch.cat(found.scores))
+            arrays[f"ood/{name}/scores"] = _numpy(found.scores)
             if regression:
                 arrays |= _curves(found, data, f"ood/{name}")
         found.check()
@@ -124,7 +128,7 @@ def _add_ood(
 
 def _test_arrays(test: Tally, splits: Splits) -> Arrays:
     if isinstance(test, RegressionTally):
-        scores = {"test/scores": _numpy(torch.cat(test.scores))}
+        scores = {"test/scores": _numpy(test.scores)}
         return scores | _curves(test, splits.test, "test")
     arrays: Arrays = {
         "histogram/edges": np.linspace(0, 1, HISTOGRAM_BINS + 1),
@@ -136,9 +140,9 @@ def _test_arrays(test: Tally, splits: Splits) -> Arrays:
         arrays[f"reliability/{name}"] = getattr(bins, name).numpy()
     if isinstance(test, ClassificationTally):
         arrays["test/labels"] = _numpy(splits.test[:][1])
-        arrays["test/scores"] = _numpy(torch.cat(test.scores))
-        if test.probs:
-            arrays["test/probs"] = _numpy(torch.cat(test.probs))
+        arrays["test/scores"] = _numpy(test.scores)
+        if test.keep:
+            arrays["test/probs"] = _numpy(torch.cat(test.rows("probs")))
     return arrays
 
 
@@ -146,7 +150,7 @@ def _curves(tally: Tally, data: Examples, where: str) -> Arrays:
     """Regression: inputs and targets with the predicted mean and its two deviations."""
     assert isinstance(tally, RegressionTally)
     inputs, targets = data[:]
-    mean, aleatoric, epistemic = torch.cat(tally.curves, 1)
+    mean, aleatoric, epistemic = torch.cat(tally.rows("curves"), 1)
     parts = {
         "inputs": inputs,
         "targets": targets,
@@ -158,16 +162,21 @@ def _curves(tally: Tally, data: Examples, where: str) -> Arrays:
 
 
 def _cost(predictor: Predictor, splits: Splits) -> dict[str, Any]:
+    """What a prediction costs in one process: rank 0 measures, the others leave it the machine."""
+    mine = _measured_cost(predictor, splits) if predictor.ranks.rank == 0 else {}
+    return predictor.ranks.gather(mine)[0]
+
+
+def _measured_cost(predictor: Predictor, splits: Splits) -> dict[str, Any]:
     """Parameters, and the time and memory of a prediction, measured on a second pass."""
     model, device = predictor.model, predictor.device
     count = _timed(len(splits.test), predictor)
     timed = splits.test.take(slice(count)).to(device)
-    tally = Tally(predictor.info, device)
-    predictor.over(timed, tally)
+    predictor.over(timed, Tally(predictor.info, device), alone=True)
     reset_peak_memory(device)
     _wait(device)
     started = time.perf_counter()
-    predictor.over(timed, tally)
+    predictor.over(timed, Tally(predictor.info, device), alone=True)
     _wait(device)
     seconds = time.perf_counter() - started
     return {

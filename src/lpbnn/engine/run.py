@@ -19,7 +19,7 @@ from lpbnn.engine.evaluate import Evaluation, evaluate
 from lpbnn.engine.files import Interrupted, RunError
 from lpbnn.engine.launch import launch
 from lpbnn.engine.rundir import RunDir
-from lpbnn.engine.scoring import NotFinite
+from lpbnn.engine.tally import NotFinite
 from lpbnn.engine.train import Training, fit
 from lpbnn.model import Model
 from lpbnn.predict import evaluating
@@ -66,7 +66,8 @@ def run(
         overwrite: begin anew in the folder of another run, whose files are removed.
         splits: the data, where it is at hand; otherwise the config says what to load.
 
-    With several processes, rank 0 evaluates and writes; the others return an empty dictionary.
+    With several processes, all train and measure, rank 0 alone writes; the others return an empty
+    dictionary.
 
     >>> import tempfile
     >>> config = RunConfig("mcp", backbone="mlp", epochs=1, device="cpu", progress=False)
@@ -81,13 +82,12 @@ def run(
     fabric = launch(config)
     plan = _together(fabric, lambda: _plan(config, target, resume, overwrite))
     if plan == "finished":
-        same = config.to_data()["evaluate"] == target.results()["evaluate"]
-        if same or not fabric.is_global_zero:
+        if config.to_data()["evaluate"] == target.results()["evaluate"]:
             return target.results()
-        return reevaluate(
-            folder, config.evaluate, splits
-        )  # trained already, but measured otherwise
-    splits = splits if splits is not None else load_data(config)
+        # Trained already, but measured otherwise.
+        return reevaluate(folder, config.evaluate, splits, fabric)
+    with fabric.rank_zero_first(local=True):  # one process of a node fetches files, the others read
+        splits = splits if splits is not None else load_data(config)
     info = DataInfo.of(splits)
     check_corruptions(config.evaluate, info)
     logs.check_tensorboard(config.tensorboard)
@@ -99,10 +99,9 @@ def run(
         target.prepare(config, info)
         target.add_session(environment(fabric.device, fabric.world_size))
     training = fit(model, splits, config, fabric, target, resume=plan == "resume")
-    if not fabric.is_global_zero:
-        return {}
     try:
-        target.save_weights(model)
+        if fabric.is_global_zero:
+            target.save_weights(model)
         return _measure(target, model, splits, config, fabric, _train_results(training, config))
     except KeyboardInterrupt as error:
         raise Interrupted(
@@ -126,7 +125,10 @@ def load_run(folder: str | Path, device: torch.device | str = "cpu") -> LoadedRu
 
 
 def reevaluate(
-    folder: str | Path, settings: EvalConfig | None = None, splits: Splits | None = None
+    folder: str | Path,
+    settings: EvalConfig | None = None,
+    splits: Splits | None = None,
+    fabric: "Fabric | None" = None,
 ) -> dict[str, Any]:
     """Measure a trained run again, with other settings where given; the folder keeps the new results."""
     target = RunDir(folder)
@@ -135,7 +137,7 @@ def reevaluate(
         config = replace(config, evaluate=settings)
     train = target.results()["train"]
     splits = splits if splits is not None else load_data(config)
-    fabric = launch(replace(config, devices=1, nodes=1, strategy="auto"))
+    fabric = fabric or launch(replace(config, devices=1, nodes=1, strategy="auto"))
     return _measure(target, model, splits, config, fabric, train)
 
 
@@ -232,6 +234,8 @@ def _measure(
         "evaluate": config.to_data()["evaluate"],
         "evaluate_seconds": time.perf_counter() - started,
     }
+    if not fabric.is_global_zero:
+        return {}
     target.write_arrays(found.arrays)
     target.write_results(results)
     return target.results()

@@ -6,6 +6,9 @@ epochs, so a resumed run repeats what the uninterrupted one did, on the CPU in f
 
 Losses are summed on the device and looked at every ``LOOK_EVERY`` steps, as far as they have arrived;
 nothing waits for the device before the end of an epoch.
+
+Several processes see the same joint batches, a share each, and agree at the end of every epoch on the
+statistics of rank 0's share, on whether to go on, and on the validation. Rank 0 alone writes.
 """
 
 import math
@@ -18,16 +21,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lpbnn.data import Splits
-from lpbnn.engine import logs, weights
+from lpbnn.engine import logs, shares, weights
 from lpbnn.engine.config import RunConfig
 from lpbnn.engine.feed import Feed, noise_seed
-from lpbnn.engine.files import Interrupted
-from lpbnn.engine.launch import launch
+from lpbnn.engine.files import Interrupted, RunError
+from lpbnn.engine.launch import launch, lost_process, termination_as_interrupt
 from lpbnn.engine.memory import peak_memory, reset_peak_memory
 from lpbnn.engine.optim import factor
+from lpbnn.engine.ranks import Ranks
 from lpbnn.engine.rundir import CHECKPOINT, TENSORBOARD, Row, RunDir
-from lpbnn.engine.scoring import NotFinite, validate
+from lpbnn.engine.scoring import validate
 from lpbnn.engine.step import Means, Step
+from lpbnn.engine.tally import NotFinite
 from lpbnn.model import Model
 
 if TYPE_CHECKING:
@@ -63,7 +68,8 @@ def fit(
     """Train ``model`` in place; the last finite weights are left in it.
 
     With a folder the run is logged and checkpointed there, and ``resume`` goes on from its
-    checkpoint. Ctrl-C then raises ``Interrupted``, which says how to resume.
+    checkpoint. Ctrl-C (and SIGTERM) then raises ``Interrupted``, which says how to resume; a process that
+    ended ends the others with a ``RunError`` that says the same.
 
     >>> from lpbnn.engine.build import DataInfo, build_model, load_data
     >>> config = RunConfig("mcp", epochs=2, device="cpu", progress=False)
@@ -74,14 +80,18 @@ def fit(
     """
     fabric = fabric or launch(config)
     logs.check_tensorboard(config.tensorboard)
-    loop = _Loop(model, splits, config, fabric, folder)
-    if folder is not None and resume:
-        loop.restore(folder)
-    with _generators(fabric.device), _fast_convolutions(fabric.device):
+    where = "cpu" if shares.is_sharded(config, fabric) else fabric.device
+    state = folder.checkpoint(where) if folder is not None and resume else None
+    loop = _Loop(model, splits, config, fabric, folder, state)
+    with _generators(fabric.device), _fast_convolutions(fabric.device), termination_as_interrupt():
         try:
             loop.run()
         except KeyboardInterrupt as error:
             raise Interrupted(loop.farewell()) from error
+        except RuntimeError as error:
+            if not lost_process(error, fabric):
+                raise
+            raise RunError(f"another process of this run has ended: {loop.farewell()}") from error
     return loop.training
 
 
@@ -95,18 +105,32 @@ class _Loop:
         config: RunConfig,
         fabric: "Fabric",
         folder: RunDir | None,
+        state: dict[str, Any] | None,
     ) -> None:
         self.model, self.splits, self.config, self.fabric = model, splits, config, fabric
-        self.folder = folder
+        self.folder, self.ranks = folder, Ranks(fabric)
         self.writer = folder if fabric.is_global_zero else None  # one process writes
         self.feed = Feed(splits, config, fabric.device, fabric.global_rank, fabric.world_size)
-        fabric.to_device(model)
-        if config.channels_last:
-            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.step = Step(model, config, fabric, self.feed.batch_size // self.feed.world)
+        if state is not None:
+            weights.restore(model, state.pop("model"), f"{folder and folder / CHECKPOINT}")
+        self.sharded = shares.is_sharded(config, fabric)
+        self.trained = self._placed(model)
+        self.step = Step(self.trained, config, fabric, self.feed.batch_size // self.feed.world)
         self.training = Training()
         self.good = weights.snapshot(model)  # the last finite weights
         self.saved = 0  # the epoch of the last checkpoint
+        if folder is not None and state is not None:
+            self.restore(folder, state)
+
+    def _placed(self, model: Model) -> Model:
+        """The model on its device; or, where weights are kept in shares, the copy that is trained."""
+        if self.sharded:
+            shares.check_shareable(model, self.config)
+            return shares.in_shares(model, self.fabric)
+        model.to(self.fabric.device)
+        if self.config.channels_last:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return model
 
     def run(self) -> None:
         config, start = self.config, self.training.epochs
@@ -119,6 +143,7 @@ class _Loop:
         ):
             while self.training.epochs < config.epochs and self.training.diverged is None:
                 self.epoch(self.training.epochs)
+        self.model.to(self.fabric.device)
         if self.training.epochs > 0:
             torch.manual_seed(noise_seed(config.seed, config.epochs, 0))
             self.model.after_fit(self.feed.plain())
@@ -135,8 +160,7 @@ class _Loop:
             "lr": self.config.optim.lr * self.scale(epoch * self.feed.steps),
             **means,
         }
-        finite = all(map(math.isfinite, means.values())) and weights.is_finite(self.model)
-        if finite and (scores := self.scores(epoch)) is not None:
+        if self.settled(means) and (scores := self.scores(epoch)) is not None:
             row |= scores
             self.training.epochs = epoch + 1
             self.good = weights.snapshot(self.model)
@@ -146,12 +170,22 @@ class _Loop:
         row |= {"images_per_second": images / seconds, "seconds": seconds}
         self.record(row)
 
+    def settled(self, means: dict[str, float]) -> bool:
+        """Whether what was learned is finite: all processes answer alike, and have the same model."""
+        self.ranks.same_buffers(self.trained)
+        finite = all(map(math.isfinite, means.values())) and weights.is_finite(self.trained)
+        if not self.ranks.agree(finite):
+            return False
+        if self.sharded:
+            self.model.load_state_dict(shares.whole(self.trained.state_dict()))
+        return True
+
     def pass_over_data(self, epoch: int, started: float) -> dict[str, float]:
         """Train for one epoch: the mean of every term and the examples they are of.
 
         It ends where the loss is found to be non-finite.
         """
-        config, model = self.config, self.model
+        config, model = self.config, self.trained
         model.train()
         model.before_epoch(epoch, config.epochs)
         torch.manual_seed(noise_seed(config.seed, epoch, self.fabric.global_rank))
@@ -174,13 +208,16 @@ class _Loop:
         """Validation metrics where they are due; None if the predictions are not finite."""
         every, last = self.config.validate_every, epoch + 1 == self.config.epochs
         due = every and len(self.splits.val) and ((epoch + 1) % every == 0 or last)
-        found: dict[str, float] | None = {}
-        if due and self.fabric.is_global_zero:
-            try:
-                found = validate(self.model, self.splits, self.config, self.fabric)
-            except NotFinite:
-                found = None
-        return self.fabric.broadcast(found) if due else found
+        if not due:
+            return {}
+        self.model.to(self.fabric.device)
+        try:
+            return validate(self.model, self.splits, self.config, self.fabric)
+        except NotFinite:
+            return None
+        finally:
+            if self.sharded:
+                self.model.cpu()
 
     def record(self, row: Row) -> None:
         """Show and keep what an epoch gave."""
@@ -194,34 +231,37 @@ class _Loop:
         if self.writer is not None:
             self.writer.write_log(self.training.rows)
         if over or self.training.epochs % self.config.checkpoint_every == 0:
+            state = self.state() if self.sharded or self.writer is not None else {}
             if self.writer is not None:
-                self.writer.save_checkpoint(self.state())
+                self.writer.save_checkpoint(state)
             self.saved = self.training.epochs
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds. No generators and no schedule: both follow from the epoch."""
+        """What a checkpoint holds, whatever the strategy: it can be resumed with any other.
+
+        No generators and no schedule: both follow from the epoch.
+        """
         progress = asdict(self.training)
         del progress["rows"]  # they are in the log
+        optimizer = self.step.optimizer.state_dict()
         return {
             **progress,
             "model": self.model.state_dict(),
-            "optimizer": self.step.optimizer.state_dict(),
+            "optimizer": shares.whole(optimizer) if self.sharded else optimizer,
             "precision": self.fabric.strategy.precision.state_dict(),
         }
 
-    def restore(self, folder: RunDir) -> None:
-        """Go on from the folder's checkpoint, where it has one."""
-        state = folder.checkpoint(self.fabric.device)
-        if state is None:
-            return
-        weights.restore(self.model, state.pop("model"), str(folder / CHECKPOINT))
-        self.step.optimizer.load_state_dict(state.pop("optimizer"))
+    def restore(self, folder: RunDir, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint; the model has its weights already."""
+        optimizer = state.pop("optimizer")
+        if self.sharded:
+            optimizer = shares.optimizer_shares(self.step.optimizer, optimizer)
+        self.step.optimizer.load_state_dict(optimizer)
         self.step.ready()
         self.fabric.strategy.precision.load_state_dict(state.pop("precision"))
         diverged = state["diverged"] is not None
         rows = folder.log(epochs=state["epochs"] + diverged)
         self.training = Training(**state, rows=rows)
-        self.good = weights.snapshot(self.model)
         self.saved = self.training.epochs
 
     def farewell(self) -> str:

@@ -91,7 +91,11 @@ def snapshot(model: nn.Module) -> dict[str, Tensor]:
 
 
 def is_finite(model: nn.Module) -> bool:
-    """Whether every parameter and statistic is a real number; waits for the device once."""
+    """Whether every parameter and statistic is a real number; waits for the device once.
+
+    Of weights that several processes share, those are looked at that are here.
+    """
     tensors = [t.detach() for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()]
-    checks = [tensor.isfinite().all() for tensor in tensors]
+    here = [getattr(tensor, "to_local", lambda own=tensor: own)() for tensor in tensors]
+    checks = [tensor.isfinite().all() for tensor in here]
     return not checks or bool(torch.stack(checks).all())
