@@ -3,11 +3,10 @@
 Heavy imports wait inside the commands, so that ``--help`` and ``ls`` answer at once.
 """
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -16,9 +15,6 @@ from rich.table import Table
 from tyro.conf import Positional, arg
 
 from lpbnn.engine import EvalConfig, Interrupted, RunConfig
-
-if TYPE_CHECKING:
-    from lpbnn.engine.bench import Bench
 
 console = Console()
 Runs = Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN")]
@@ -171,25 +167,8 @@ def experiment() -> None:
     """A table or figure of the paper: lpbnn experiment NAME; --help lists them."""
 
 
-def bench(
-    what: Positional[Literal["layers"]] = "layers",
-    members: int = 4,
-    repeats: int = 40,
-    threads: int = 1,
-    json_file: Annotated[Path | None, arg(name="json")] = None,
-) -> None:
-    """What uncertainty costs: medians of interleaved repeats, as ratios to the plain layer.
-
-    Args:
-        what: "layers": one convolution, forward and backward, on the CPU.
-        json_file: also write the numbers here.
-    """
-    from lpbnn.engine.bench import bench_layers
-
-    measured = bench_layers(members=members, repeats=repeats, threads=threads)
-    console.print(_bench_table(measured))
-    if json_file is not None:
-        json_file.write_text(json.dumps(measured.to_dict(), indent=1) + "\n")
+def bench() -> None:
+    """What uncertainty costs, as ratios: lpbnn bench [NAME]; --help lists what can be measured."""
 
 
 def main(args: list[str] | None = None) -> None:
@@ -198,6 +177,10 @@ def main(args: list[str] | None = None) -> None:
     try:
         if args[:1] == ["experiment"]:
             _run_command(_experiments(), args[1:], "lpbnn experiment", experiment.__doc__)
+        elif args[:1] == ["bench"]:
+            from lpbnn.engine.bench import command
+
+            _run_command(command.COMMANDS, command.named(args[1:]), "lpbnn bench", command.__doc__)
         else:
             _run_command(_commands(), args, "lpbnn", "Networks that know what they do not know.")
     except Interrupted as error:
@@ -277,22 +260,6 @@ def _finished(runs: list[Path]) -> list[Path]:
         note = f"left out: {run} is not finished. Go on with it: lpbnn train --resume {run}"
         console.print(escape(note), style="yellow")
     return [run for run in runs if run not in stopped] or runs
-
-
-def _bench_table(measured: "Bench") -> Table:
-    table = Table(
-        title=measured.title,
-        caption=f"{measured.repeats} interleaved repeats, medians, {measured.threads} thread(s), "
-        f"torch {measured.torch}",
-    )
-    table.add_column("layer")
-    for name in ("ms", "x plain", "spread"):
-        table.add_column(name, justify="right")
-    for row in measured.rows:
-        table.add_row(
-            row.name, f"{1e3 * row.seconds:.1f}", f"{row.ratio:.2f}", f"{100 * row.spread:.0f} %"
-        )
-    return table
 
 
 def _stop(message: str, code: int) -> None:

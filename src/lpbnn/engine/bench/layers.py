@@ -1,20 +1,17 @@
-"""What uncertainty costs: ratios to the plain layer, measured in one run, interleaved, by medians.
+"""One convolution, forward and backward: plain, BatchEnsemble and LP-BNN.
 
-A shared machine is noisy and its clock wanders; so every repeat times every method once, in turn,
-and only the ratio of the medians is reported as a result.
+LP-BNN draws its factors and adds its two penalties in every step, as in training.
 """
 
 import platform
-import statistics
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lpbnn.engine.bench.clock import interleaved, threads_of
 from lpbnn.factors import PointFactors
 from lpbnn.latent import LatentFactors
 from lpbnn.layers import FastWeight
@@ -22,7 +19,7 @@ from lpbnn.layers import FastWeight
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds (median) of one method, and the ratio to the first of its run."""
+    """Seconds (median) of one layer, and the ratio to the first of its run."""
 
     name: str
     seconds: float
@@ -31,7 +28,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Bench:
+class LayerBench:
     """A table of costs and where it was measured."""
 
     title: str
@@ -45,27 +42,6 @@ class Bench:
         return asdict(self)
 
 
-def interleaved(
-    steps: Mapping[str, Callable[[], object]], repeats: int, warmup: int = 3
-) -> list[Cost]:
-    """Time every step ``repeats`` times, in turn; the first one is the reference."""
-    for _ in range(warmup):
-        for step in steps.values():
-            step()
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(repeats):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            step()
-            times[name].append(time.perf_counter() - start)
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    reference = next(iter(medians.values()))
-    return [
-        Cost(name, medians[name], medians[name] / reference, _spread(values))
-        for name, values in times.items()
-    ]
-
-
 def bench_layers(
     members: int = 4,
     channels: int = 64,
@@ -73,11 +49,8 @@ def bench_layers(
     batch: int = 32,
     repeats: int = 40,
     threads: int = 1,
-) -> Bench:
-    """A 3x3 convolution, forward and backward, inputs and weights: plain, BatchEnsemble, LP-BNN.
-
-    LP-BNN draws its factors and adds its two penalties in every step, as in training.
-    """
+) -> LayerBench:
+    """A 3x3 convolution, forward and backward, inputs and weights, on the CPU."""
     if repeats < 2 or threads < 1 or members < 1 or batch % members:
         raise ValueError(
             f"repeats={repeats}, threads={threads}, members={members}: expected at least 2 repeats, 1 "
@@ -96,13 +69,18 @@ def bench_layers(
         "LP-BNN": (FastWeight(conv(), latent), latent),
     }
     steps = {name: _step(layer, factors, x, upstream) for name, (layer, factors) in layers.items()}
-    with _threads(threads):
-        rows = interleaved(steps, repeats)
+    with threads_of(threads):
+        timings = interleaved(steps, repeats)
+    plain = timings["plain"].median
+    rows = [
+        Cost(name, timing.median, timing.median / plain, timing.spread)
+        for name, timing in timings.items()
+    ]
     title = (
         f"conv {channels}->{channels} 3x3 on [{batch}, {channels}, {size}, {size}], "
         f"forward + backward, J = {members}"
     )
-    return Bench(title, rows, repeats, threads, torch.__version__, platform.machine())
+    return LayerBench(title, rows, repeats, threads, torch.__version__, platform.machine())
 
 
 def _step(
@@ -118,18 +96,3 @@ def _step(
         torch.autograd.backward(outputs, gradients)
 
     return step
-
-
-def _spread(values: list[float]) -> float:
-    low, middle, high = statistics.quantiles(values, n=4)
-    return (high - low) / middle
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

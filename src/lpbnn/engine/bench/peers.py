@@ -1,0 +1,101 @@
+"""Layers of other libraries, measured beside ours where they can be imported; never a dependency.
+
+``torch_uncertainty`` (pip install torch-uncertainty): its BatchEnsemble and LP-BNN layers in the place of a
+network's own, trained on a split batch as ours are, with its latent loss divided by the training examples.
+"""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lpbnn.convert import convert
+from lpbnn.losses import Task
+from lpbnn.members import gather, spread
+from lpbnn.model import Model, Terms, as_call, total
+
+BATCHENSEMBLE, LPBNN = "torch-uncertainty-batchensemble", "torch-uncertainty-lpbnn"
+NAMES = (BATCHENSEMBLE, LPBNN)
+_MODULES = {
+    BATCHENSEMBLE: ("torch_uncertainty.layers.batch_ensemble", "BatchConv2d", "BatchLinear"),
+    LPBNN: ("torch_uncertainty.layers.bayesian.lpbnn", "LPBNNConv2d", "LPBNNLinear"),
+}
+
+
+def available() -> list[str]:
+    """The names of the peers whose library can be imported here."""
+    return [name for name in NAMES if _classes(name) is not None]
+
+
+def build(name: str, net: nn.Module, members: int, task: Task, num_data: int) -> Model:
+    """``net`` with every layer replaced by the peer's."""
+    classes = _classes(name)
+    if classes is None:
+        raise ValueError(f"{name} needs torch_uncertainty. Fix: pip install torch-uncertainty.")
+    convert(net, _replacement(*classes, members))
+    return Peer(net, members, num_data, task=task)
+
+
+class Peer(Model):
+    """A network of a peer's layers, whose rows are members as that library lays them out."""
+
+    def __init__(self, net: nn.Module, members: int, num_data: int, **options: Any) -> None:
+        super().__init__(net, **options)
+        self.members, self.num_data = members, num_data
+
+    def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
+        rows = self.net(spread(args[0], self.members), *args[1:], **kwargs)
+        return gather(self.readout(rows), self.members)
+
+    def loss(self, x: Any, y: Tensor) -> Terms:
+        args, kwargs = as_call(x)
+        nll = self.nll(self.readout(self.net(*args, **kwargs)), y)
+        found = [self._take(layer) for layer in self.net.modules()]
+        latent = [term for term in found if isinstance(term, Tensor)]
+        if not latent:
+            return total(nll=nll)
+        return total(nll=nll, latent=torch.stack(latent).sum() / self.num_data)
+
+    @staticmethod
+    def _take(layer: nn.Module) -> Any:
+        """The loss that a pass left behind in a layer; left there it could not be copied."""
+        term = getattr(layer, "log_variational_posterior", None)
+        if term is not None:
+            layer.log_variational_posterior = None  # type: ignore[assignment]
+        return term
+
+
+def _classes(name: str) -> tuple[Any, Any] | None:
+    module, *wanted = _MODULES[name]
+    try:
+        found = importlib.import_module(module)
+        return getattr(found, wanted[0]), getattr(found, wanted[1])
+    except Exception:  # not there, or not for this torch: whatever its reason, it has no row
+        return None
+
+
+def _replacement(conv: Any, linear: Any, members: int) -> Callable[[nn.Module, str], nn.Module]:
+    def replacement(layer: nn.Module, path: str) -> nn.Module:
+        bias = layer.bias is not None
+        if isinstance(layer, nn.Linear):
+            return linear(layer.in_features, layer.out_features, num_estimators=members, bias=bias)
+        if not isinstance(layer, nn.Conv2d):
+            raise ValueError(
+                f"{path} is a {type(layer).__name__}; the peers have Conv2d and Linear."
+            )
+        geometry: dict[str, Any] = {"stride": layer.stride, "padding": layer.padding}
+        if layer.dilation != (1, 1):  # not every version takes it
+            geometry["dilation"] = layer.dilation
+        return conv(
+            layer.in_channels,
+            layer.out_channels,
+            kernel_size=layer.kernel_size,
+            num_estimators=members,
+            groups=layer.groups,
+            bias=bias,
+            **geometry,
+        )
+
+    return replacement
