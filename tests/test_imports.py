@@ -15,6 +15,7 @@ LEVELS = [
         "norms",
         "factors",
         "latent",
+        "fastconv",
         "layers",
         "attention",
         "convertible",
@@ -29,7 +30,7 @@ LEVELS = [
     {"methods"},
     {"engine"},
     {"experiments", "report"},
-    {"cli"},
+    {"cli", "__main__"},
 ]
 
 

@@ -1,8 +1,10 @@
 r"""FastWeight: the one wrapper around an existing layer, y = s * W(r * x) + b, a member for each row.
 
-Two ways to compute it, equal to rounding:
+Three ways to compute it, equal to rounding:
 
 - *scaled activations*: two elementwise products around one call of the layer on all rows;
+- *fast convolution*: the same, with a backward pass of its own (``lpbnn.fastconv``): training on a GPU,
+  or compiled;
 - *member weights*: W_j = W * (s_j r_j^T), then the layer's own operation per member. It moves
   J * |W| numbers instead of two activations, which on a CPU costs a convolution 6 % and not 37 %.
 """
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from lpbnn.factors import Factors, draw_all
+from lpbnn.fastconv import Geometry, geometry, member_convolution
 from lpbnn.members import per_row
 from lpbnn.wrapper import Wrapper
 
@@ -136,6 +139,9 @@ class FastWeight(Wrapper):
         own_weights = draw.r.shape[0] == members  # else a row has its own: no weight is shared
         if own_weights and self.known and (members == 1 or self._cheaper_by_weights(x, members)):
             return self._by_member_weights(x, draw, *args, **kwargs)
+        if not args and not kwargs and (how := self._fast_geometry(x)) is not None:
+            y = member_convolution(x, self.layer.weight, draw.r, draw.s, how)  # type: ignore[arg-type]
+            return y if draw.bias is None else y + _aligned(draw.bias, y, False)
         return self._by_scaled_activations(x, draw, *args, **kwargs)
 
     def _current_draw(self) -> Draw:
@@ -168,6 +174,13 @@ class FastWeight(Wrapper):
             return False
         inputs, outputs = self.factors.inputs, self.factors.outputs
         return members * self.layer.weight.numel() * inputs <= x.numel() * (inputs + outputs)  # type: ignore[operator,union-attr]
+
+    def _fast_geometry(self, x: Tensor) -> Geometry | None:
+        """The convolution, where its own backward pass is wanted and it has one."""
+        learns = self.training and torch.is_grad_enabled()
+        if learns and self.known and (x.is_cuda or torch.compiler.is_compiling()):
+            return geometry(self.layer)
+        return None
 
     def _by_scaled_activations(self, x: Tensor, draw: Draw, *args: Any, **kwargs: Any) -> Tensor:
         # An unbroken chain of views keeps channels_last.

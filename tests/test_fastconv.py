@@ -1,0 +1,156 @@
+"""The convolution with member factors: the gradients of its definition, from one kept activation."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lpbnn import layers
+from lpbnn.factors import PointFactors
+from lpbnn.fastconv import geometry, member_convolution
+from lpbnn.layers import FastWeight
+
+CONVOLUTIONS = {
+    "plain": lambda: nn.Conv2d(4, 6, 3, padding=1, bias=False),
+    "strided, grouped, dilated": lambda: nn.Conv2d(4, 6, 3, 2, groups=2, dilation=2, bias=False),
+    "depthwise": lambda: nn.Conv2d(4, 8, 3, groups=4, bias=False),
+    "one dimension": lambda: nn.Conv1d(4, 6, 3, bias=False),
+    "three dimensions": lambda: nn.Conv3d(4, 6, 2, groups=2, bias=False),
+    "transposed": lambda: nn.ConvTranspose2d(4, 6, 3, 2, 1, groups=2, bias=False),
+    "transposed, output padding": lambda: nn.ConvTranspose1d(4, 6, 3, 2, 1, 1, bias=False),
+}
+
+
+def inputs(layer: Any, by_row: bool, rows: int = 6, members: int = 2) -> tuple[Tensor, ...]:
+    torch.manual_seed(0)
+    spatial = (5,) * (layer.weight.dim() - 2)
+    x = torch.randn(rows, layer.in_channels, *spatial, dtype=torch.float64)
+    r = 1 + 0.3 * torch.randn(rows if by_row else members, layer.in_channels, dtype=x.dtype)
+    s = 1 + 0.3 * torch.randn(members, layer.out_channels, dtype=x.dtype)
+    return tuple(t.requires_grad_() for t in (x, layer.weight.detach(), r, s))
+
+
+def by_definition(layer: Any, x: Tensor, weight: Tensor, r: Tensor, s: Tensor) -> Tensor:
+    def rows(factor: Tensor, like: Tensor) -> Tensor:
+        each = factor.repeat_interleave(len(like) // len(factor), 0)
+        return each.view(*each.shape, *(1,) * (like.dim() - 2))
+
+    y = torch.func.functional_call(layer, {"weight": weight}, (x * rows(r, x),))
+    return y * rows(s, y)
+
+
+@pytest.mark.parametrize("by_row", [False, True], ids=["r by member", "r by row"])
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_values_and_gradients_are_those_of_the_definition(kind: str, by_row: bool) -> None:
+    layer = CONVOLUTIONS[kind]().double()
+    given = inputs(layer, by_row)
+    how = geometry(layer)
+    assert how is not None
+    y, expected = member_convolution(*given, how), by_definition(layer, *given)
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-13)
+    cotangent = torch.randn_like(y)
+    ours = torch.autograd.grad(y, given, cotangent)
+    theirs = torch.autograd.grad(expected, given, cotangent)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("wanted", range(4))
+def test_only_what_is_asked_for_is_computed(wanted: int) -> None:
+    """One gradient at a time: the others may belong to frozen tensors."""
+    layer = CONVOLUTIONS["plain"]().double()
+    given = [t.detach() for t in inputs(layer, by_row=False)]
+    given[wanted].requires_grad_()
+    how = geometry(layer)
+    assert how is not None
+    loss = member_convolution(*given, how).square().sum()
+    (ours,) = torch.autograd.grad(loss, given[wanted])
+    (theirs,) = torch.autograd.grad(by_definition(layer, *given).square().sum(), given[wanted])
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_one_activation_is_kept() -> None:
+    layer = CONVOLUTIONS["plain"]().double()
+    given = inputs(layer, by_row=False)
+    how = geometry(layer)
+    assert how is not None
+    kept: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        member_convolution(*given, how)
+    assert sum(tensor.numel() >= given[0].numel() for tensor in kept) == 1
+
+
+def test_factors_of_zero_give_finite_gradients() -> None:
+    layer = CONVOLUTIONS["plain"]().double()
+    x, weight, r, s = inputs(layer, by_row=False)
+    how = geometry(layer)
+    assert how is not None
+    zero = torch.zeros_like(r).requires_grad_()
+    grads = torch.autograd.grad(member_convolution(x, weight, zero, s, how).sum(), (zero, s))
+    assert all(grad.isfinite().all() for grad in grads)
+
+
+def test_what_torch_convolution_does_not_do_is_left_to_the_layer() -> None:
+    assert geometry(nn.Linear(3, 2)) is None
+    assert geometry(nn.Conv2d(3, 2, 3, padding=1, padding_mode="circular")) is None
+    assert geometry(nn.Conv2d(3, 2, 3, padding="same")) is None
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("padding", [{"padding": 1}, {"padding": "same"}])
+def test_a_layer_is_the_same_with_it_and_without(
+    monkeypatch: pytest.MonkeyPatch, bias: bool, padding: dict[str, Any]
+) -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(4, 6, 3, bias=bias, **padding)
+    layer = FastWeight(conv, PointFactors(2, 4, 6)).double()
+    monkeypatch.setattr(FastWeight, "_cheaper_by_weights", lambda *call: False)
+    x = torch.randn(6, 4, 5, 5, dtype=torch.float64)
+    found = []
+    for fast in (True, False):
+        how = geometry if fast else lambda inner: None
+        monkeypatch.setattr(FastWeight, "_fast_geometry", lambda self, x, how=how: how(self.layer))
+        y = layer(x)
+        found.append([y, *torch.autograd.grad(y.square().sum(), list(layer.parameters()))])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_it_is_taken_in_training_when_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[bool] = []
+
+    def watched(*args: Any) -> Tensor:
+        used.append(True)
+        return member_convolution(*args)
+
+    monkeypatch.setattr(layers, "member_convolution", watched)
+    layer = FastWeight(nn.Conv2d(4, 6, 3), PointFactors(2, 4, 6))
+    x = torch.randn(4, 4, 5, 5)
+    layer(x)
+    assert used == []  # on the CPU members' own weights cost less
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    layer(x)
+    assert used == [True]
+    layer.eval()(x)
+    assert used == [True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_under_autocast_it_computes_as_the_layer_would(dtype: torch.dtype) -> None:
+    layer = CONVOLUTIONS["plain"]().to(dtype)
+    given = [t.detach().to(dtype).requires_grad_() for t in inputs(layer, by_row=False)]
+    how = geometry(layer)
+    assert how is not None
+    with torch.autocast("cpu", torch.bfloat16):
+        y = member_convolution(*given, how)
+        expected = by_definition(layer, *given)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.float(), expected.float(), rtol=0.03, atol=0.05)
+    grads = torch.autograd.grad(y.float().square().sum(), given)
+    assert [grad.dtype for grad in grads] == [dtype] * 4
