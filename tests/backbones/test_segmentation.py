@@ -246,6 +246,18 @@ def test_batch_norms_of_the_members_take_slices_of_one() -> None:
 def test_mc_dropout_keeps_to_the_decoder_where_the_network_has_its_own() -> None:
     model: Any = build("mcdropout", network(dropout=0.2))
     assert model.conversion.converted == ("decoder.drop1", "decoder.drop2")
+    assert model.stage == "decoder"
+
+
+def test_the_passes_of_mc_dropout_share_the_encoder() -> None:
+    net = settle(network(dropout=0.2).double())
+    whole = build("mcdropout", copy.deepcopy(net), spread_at="")
+    model = build("mcdropout", net)
+    seen, repeated = calls(net), calls(whole.net)  # type: ignore[arg-type]
+    x = batch(2)[0].double()
+    p, q = (lpbnn.predict(m, x, seed=0) for m in (model, whole))
+    assert (seen, repeated) == ([2], [8])
+    torch.testing.assert_close(p.members, q.members, atol=1e-12, rtol=1e-12)
 
 
 def test_a_deep_ensemble_may_share_the_pretrained_weights() -> None:

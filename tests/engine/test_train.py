@@ -1,6 +1,7 @@
 """The loop: what it calls, when it stops, what it costs."""
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import pairwise
@@ -233,6 +234,26 @@ def test_fast_weights_have_their_own_rate_and_no_decay(make: Make, splits: Split
     slow, fast = make_optimizer(model, config, torch.device("cpu")).param_groups
     assert (slow["initial_lr"], slow["weight_decay"]) == (0.1, 1e-4)
     assert (fast["initial_lr"], fast["weight_decay"]) == (0.05, 0.0)
+
+
+@pytest.mark.parametrize("method", ["mcp", "ensemble", "lpbnn"])
+def test_a_part_of_the_network_has_a_rate_of_its_own(make: Make, method: str) -> None:
+    streets = data.load("street-scenes", train=2, val=1, test=1, size=(32, 32))
+    small = {"width": 4, "channels": 8}
+    config = make(method, backbone="deeplab-resnet18", backbone_options=small)
+    slow = replace(config, optim=OptimConfig(lr=0.1, parts={"encoder.*": 0.1}))
+    model = build_model(config, DataInfo.of(streets))
+    groups = make_optimizer(model, slow, torch.device("cpu")).param_groups
+    rates = {id(p): group["initial_lr"] for group in groups for p in group["params"]}
+    decays = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+    plain = make_optimizer(model, config, torch.device("cpu")).param_groups
+    assert decays == {id(p): g["weight_decay"] for g in plain for p in g["params"]}
+    for name, parameter in model.named_parameters():  # a factor's own encoder is another thing
+        encoder = re.match(r"net\.(\d\.)?encoder\.", name) is not None
+        assert rates[id(parameter)] == pytest.approx(0.01 if encoder else 0.1), name
+    wrong = replace(config, optim=OptimConfig(parts={"encodr.*": 0.1}))
+    with pytest.raises(ValueError, match=r"optim.parts\['encodr.\*'\] matches no parameter"):
+        make_optimizer(model, wrong, torch.device("cpu"))
 
 
 def test_adamw_takes_its_betas_from_momentum(make: Make, splits: Splits) -> None:

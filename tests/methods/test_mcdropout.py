@@ -175,13 +175,54 @@ def test_transformers_do_not_skip_their_dropout_in_a_fused_kernel() -> None:
 
 
 def test_training_makes_one_pass_and_evaluation_every_member_s() -> None:
-    model = build(Mlp())
+    for part, rows in ((0, [5, 5]), (-1, [5, 20])):  # nothing is dropped before the first layer
+        model = build(Mlp())
+        seen: list[int] = []
+        model.net[part].register_forward_pre_hook(lambda _, args, s=seen: s.append(len(args[0])))
+        x, y = torch.randn(5, 5), torch.randint(0, 3, (5,))
+        model.train().loss(x, y)
+        model.eval().loss(x, y)
+        assert seen == rows
+
+
+class Parts(nn.Module):
+    """An encoder, and a head that has the dropout; what the encoder gave may go around the head."""
+
+    def __init__(self, around: bool = False) -> None:
+        super().__init__()
+        self.encoder, self.around = nn.Linear(5, 4), around
+        self.head = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        features = self.encoder(x)
+        return self.head(features) + features if self.around else self.head(features)
+
+
+def test_what_lies_before_the_dropout_runs_once_with_the_same_answer() -> None:
+    net = Parts().double()
+    whole = build(copy.deepcopy(net), spread_at="").eval()
+    model = build(net).eval()
+    assert (model.stage, whole.stage) == ("head.2", "")
     seen: list[int] = []
-    model.net[0].register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
-    x, y = torch.randn(5, 5), torch.randint(0, 3, (5,))
-    model.train().loss(x, y)
-    model.eval().loss(x, y)
-    assert seen == [5, 20]
+    net.encoder.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
+    x = torch.randn(7, 5).double()
+    for chunk in (None, 3):
+        p = lpbnn.predict(model, x, samples=2, seed=0, chunk=chunk)
+        q = lpbnn.predict(whole, x, samples=2, seed=0, chunk=chunk)
+        torch.testing.assert_close(p.members, q.members, atol=1e-12, rtol=1e-12)
+    assert max(seen) == 7
+    lpbnn.undo(model)
+    assert not net.head[2]._forward_pre_hooks
+
+
+def test_a_tensor_that_goes_around_is_told_and_can_be_helped() -> None:
+    model = build(Parts(around=True))
+    with pytest.raises(RuntimeError) as caught:
+        model(torch.randn(3, 5))
+    assert "spread_at=..." in "".join(caught.value.__notes__)
+    assert build(Parts(around=True), spread_at="")(torch.randn(3, 5)).shape == (4, 3, 4)
+    with pytest.raises(ValueError, match="Did you mean 'head'"):
+        build(Parts(), spread_at="haed")
 
 
 def test_several_inputs_and_a_shared_module() -> None:

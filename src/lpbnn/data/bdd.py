@@ -39,7 +39,7 @@ def load(
     ...
     FileNotFoundError: bdd-anomaly: /nowhere/bdd100k lacks seg/images/train, seg/images/val, ...
     """
-    folder, (images, labels, ending) = _layout(root)
+    folder, (images, labels, ending) = locate_folder(root)
     folders = {
         part: Folder(folder / images / part, folder / labels / part, ending)
         for part in ("train", "val")
@@ -51,8 +51,8 @@ def load(
     return STREET.splits(folder, found, (train, val, odd[0] + odd[1]), size, memory)
 
 
-def _layout(root: Path | None) -> tuple[Path, tuple[str, str, str]]:
-    """The folder and the first layout that it has."""
+def locate_folder(root: Path | None) -> tuple[Path, tuple[str, str, str]]:
+    """The folder and the first layout that it has; a `FileNotFoundError` says what is missing."""
     problems = []
     for layout in LAYOUTS:
         needed = [f"{kind}/{part}" for kind in layout[:2] for part in ("train", "val")]

@@ -55,9 +55,14 @@ def load_anomaly(
     return ANOMALY.splits(folder, found, (train, val, test), size, memory, note)
 
 
-def _read(street: Street, root: Path | None) -> tuple[Path, dict[str, Part]]:
+def locate_folder(root: Path | None, name: str = "camvid-anomaly") -> Path:
+    """Where the files are under `root`; a `FileNotFoundError` says what is missing."""
     needed = [name for part in PARTS for name in (part, f"{part}annot")]
-    folder = locate(street.name, root, ("camvid", "CamVid", "."), needed)
+    return locate(name, root, ("camvid", "CamVid", "."), needed)
+
+
+def _read(street: Street, root: Path | None) -> tuple[Path, dict[str, Part]]:
+    folder = locate_folder(root, street.name)
     folders = {part: Folder(folder / part, folder / f"{part}annot") for part in PARTS}
     return folder, street.read(folders)
 

@@ -33,12 +33,7 @@ def load(
     ...
     FileNotFoundError: streethazards: /nowhere/streethazards lacks train/images/training, ...
     """
-    needed = [
-        f"{archive}/{kind}/{part}"
-        for part, archive in PARTS.items()
-        for kind in ("images", "annotations")
-    ]
-    folder = locate(STREET.name, root, ("streethazards", "StreetHazards", "."), needed)
+    folder = locate_folder(root)
     folders = {
         part: Folder(folder / archive / "images" / part, folder / archive / "annotations" / part)
         for part, archive in PARTS.items()
@@ -46,6 +41,16 @@ def load(
     found = STREET.read(folders)
     parts = (found["training"], found["validation"], found["test"])
     return STREET.splits(folder, found, parts, size, memory)
+
+
+def locate_folder(root: Path | None) -> Path:
+    """Where the files are under `root`; a `FileNotFoundError` says what is missing."""
+    needed = [
+        f"{archive}/{kind}/{part}"
+        for part, archive in PARTS.items()
+        for kind in ("images", "annotations")
+    ]
+    return locate(STREET.name, root, ("streethazards", "StreetHazards", "."), needed)
 
 
 SETS = {

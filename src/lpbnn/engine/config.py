@@ -27,9 +27,13 @@ class OptimConfig:
     weight_decay: float = 1e-4
     clip: float | None = None
     """Largest norm of the gradient; None does not clip."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Factors of the rate for parts of the network, by path: "encoder.*" 0.1 for a pretrained one."""
 
     def __post_init__(self) -> None:
         settle(self)
+        for part, rate in self.parts.items():
+            _require(rate > 0, f"optim.parts[{part!r}] is {rate}", "a factor above 0")
         _require(self.lr > 0, f"optim.lr is {self.lr}", "a number above 0")
         _require(0 <= self.momentum < 1, f"optim.momentum is {self.momentum}", "0 <= momentum < 1")
         decay = self.weight_decay

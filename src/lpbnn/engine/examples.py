@@ -1,7 +1,8 @@
 """What the report draws: the same few images for every method, and one layer's learned posterior.
 
-Images are chosen by their place in the data set, never by what a model thinks of them, so that the
-figures of two runs on the same data can be laid side by side.
+Images are chosen by their place in the data set, and street scenes by how much of an anomaly they
+show; never by what a model thinks of them, so that the figures of two runs on the same data can be laid
+side by side.
 """
 
 import numpy as np
@@ -19,6 +20,8 @@ Arrays = dict[str, np.ndarray]
 SHOWN = ("gaussian_noise", "motion_blur", "fog", "jpeg_compression")  # one of each family
 SEVERITY = 5
 WIDEST = 128  # vectors longer than this make a correlation matrix nobody can read
+LOOKED_AT = 8  # street scenes, for each that is shown
+SIDE = 512  # pixels: of larger maps every second one is kept, or every third
 
 
 def example_arrays(predictor: Predictor, splits: Splits) -> Arrays:
@@ -26,7 +29,7 @@ def example_arrays(predictor: Predictor, splits: Splits) -> Arrays:
     count, info = predictor.settings.examples, predictor.info
     if count == 0 or info.task == "regression" or len(info.shape) != 3:
         return {}
-    chosen = _chosen(splits.test, count)
+    chosen = _telling(splits, count) if info.task == "segmentation" else _chosen(splits.test, count)
     arrays = _of(predictor, splits.test.take(chosen), "examples/test")
     arrays["examples/test/index"] = chosen.numpy()
     if corruptible(info):
@@ -80,24 +83,45 @@ def _chosen(data: Examples, count: int) -> Tensor:
     return torch.linspace(0, len(data) - 1, count).round().long()
 
 
+def _telling(splits: Splits, count: int) -> Tensor:
+    """Test scenes, evenly spread: of every few neighbours the one with the largest anomaly."""
+    candidates = _chosen(splits.test, LOOKED_AT * count)
+    if splits.ood_index is None:
+        return _chosen(splits.test, count)
+    maps = splits.test.take(candidates).targets
+    sizes = (maps == splits.ood_index).flatten(1).sum(1).cpu()
+    rows = torch.arange(len(candidates)).tensor_split(min(count, len(candidates)))
+    return torch.stack([candidates[part[sizes[part].argmax()]] for part in rows])
+
+
 def _of(predictor: Predictor, data: Dataset, where: str) -> Arrays:
     """The images, their labels and what the members say of them."""
     segments = predictor.info.task == "segmentation"
     parts = [
         predictor(data.inputs[i : i + 1], keep_members=not segments) for i in range(len(data))
     ]  # one by one: the answer must not depend on the others shown
-    arrays = {
-        "images": data.inputs.cpu().numpy(),
-        "labels": data.targets.cpu().numpy(),
-        "predicted": _numpy(torch.cat([p.labels for p in parts])),
-        "confidence": _numpy(torch.cat([p.confidence for p in parts])),
-        "aleatoric": _numpy(torch.cat([p.aleatoric for p in parts])),
-        "epistemic": _numpy(torch.cat([p.epistemic for p in parts])),
+    tensors = {
+        "images": data.inputs,
+        "labels": data.targets,
+        "predicted": torch.cat([p.labels for p in parts]),
+        "confidence": torch.cat([p.confidence for p in parts]),
+        "aleatoric": torch.cat([p.aleatoric for p in parts]),
+        "epistemic": torch.cat([p.epistemic for p in parts]),
     }
     members = [p.members for p in parts if p.members is not None]
-    if members:
-        arrays["members"] = _numpy(torch.cat(members, 1))
-    return {f"{where}/{name}": array for name, array in arrays.items()}
+    if segments:
+        tensors = {name: _small_map(tensor) for name, tensor in tensors.items()}
+    elif members:
+        tensors["members"] = torch.cat(members, 1)
+    return {f"{where}/{name}": _numpy(tensor) for name, tensor in tensors.items()}
+
+
+def _small_map(maps: Tensor) -> Tensor:
+    """(N, ..., H, W) with sides of at most ``SIDE``, class numbers in bytes where they fit."""
+    step = -(-max(maps.shape[-2:]) // SIDE)
+    maps = maps[..., ::step, ::step]
+    fits = maps.dtype == torch.int64 and int(maps.min()) >= 0 and int(maps.max()) < 256
+    return maps.to(torch.uint8) if fits else maps
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:

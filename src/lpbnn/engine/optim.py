@@ -1,11 +1,16 @@
 """The optimizer, and its learning rate as a pure function of the step: nothing to save or restore."""
 
 import math
+import re
+from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 
 from lpbnn.engine.config import RunConfig, ScheduleConfig
 from lpbnn.model import Model
+
+_MEMBER = re.compile(r"^net\.(\d+\.)?")  # where a model, or an ensemble's list, holds the network
 
 
 def make_optimizer(
@@ -17,6 +22,8 @@ def make_optimizer(
     """
     optim = config.optim
     groups = model.parameter_groups(weight_decay=optim.weight_decay, lr=optim.lr)
+    for pattern, factor in optim.parts.items():
+        groups = _slowed(groups, _matching(model, pattern), factor, optim.lr)
     for group in groups:
         group["initial_lr"] = group.setdefault("lr", optim.lr)
     # One kernel for all weights. It unscales fp16 gradients itself, and so cannot be clipped before.
@@ -28,6 +35,32 @@ def make_optimizer(
     return torch.optim.SGD(
         groups, optim.lr, momentum=optim.momentum, nesterov=optim.nesterov, fused=fused
     )
+
+
+def _matching(model: Model, pattern: str) -> set[int]:
+    """The parameters whose path in the network, or in each network of an ensemble, fits a glob."""
+    paths = {id(p): _MEMBER.sub("", name) for name, p in model.named_parameters()}
+    found = {key for key, path in paths.items() if fnmatchcase(path, pattern)}
+    if not found:
+        tops = ", ".join(dict.fromkeys(path.partition(".")[0] for path in paths.values()))
+        raise ValueError(
+            f"optim.parts[{pattern!r}] matches no parameter; expected globs of paths below {tops}, such "
+            f"as {tops.partition(',')[0]}.*"
+        )
+    return found
+
+
+def _slowed(
+    groups: list[dict[str, Any]], chosen: set[int], factor: float, lr: float
+) -> list[dict[str, Any]]:
+    """The chosen parameters in groups of their own, at ``factor`` times the rate of the others."""
+    made = []
+    for group in groups:
+        there = [p for p in group["params"] if id(p) in chosen]
+        rest = [p for p in group["params"] if id(p) not in chosen]
+        made += [{**group, "params": rest}] if rest else []
+        made += [{**group, "params": there, "lr": factor * group.get("lr", lr)}] if there else []
+    return made
 
 
 def tensor_rates(optimizer: torch.optim.Optimizer, device: torch.device) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 FORMAT = 1  # of results.json; raised when a key changes its meaning
+TRIED = 64  # pixels: the largest side of the blank pictures that a network is tried with
 # What may differ when a run is resumed: where and how fast it runs, what is shown and measured.
 FREE = (
     "data_root",
@@ -92,7 +93,7 @@ def run(
     check_corruptions(config.evaluate, info)
     logs.check_tensorboard(config.tensorboard)
     model = build_model(config, info)
-    _try_out(model, config, info)
+    _try_out(model, config, splits)
     if fabric.is_global_zero:
         if overwrite and plan == "fresh":
             target.clear()
@@ -116,8 +117,10 @@ def load_run(folder: str | Path, device: torch.device | str = "cpu") -> LoadedRu
     """
     source = RunDir(folder)
     config, info = source.config(), source.data()
+    # The folder has its own weights: the file that some of them began with need not be there.
+    options = {k: v for k, v in config.backbone_options.items() if k != "pretrained"}
     try:
-        model = build_model(config, info)
+        model = build_model(replace(config, backbone_options=options), info)
     except (ValueError, TypeError) as error:
         raise RunError(f"{source.path}: its config cannot be built: {error}") from error
     source.load_weights(model)
@@ -163,16 +166,30 @@ def _plan(config: RunConfig, target: RunDir, resume: bool, overwrite: bool) -> s
     return "finished" if state == "finished" else "resume"
 
 
-def _try_out(model: Model, config: RunConfig, info: DataInfo) -> None:
+def _try_out(model: Model, config: RunConfig, splits: Splits) -> None:
     """One pass of two blank examples, before anything is written: does the network take the data?"""
+    shape, window = splits.shape, None
+    if splits.task == "segmentation":  # a corner of what training sees: whole frames take seconds
+        crop = config.augment.over(splits.augment).crop
+        window = tuple(c or s for c, s in zip(crop, shape[1:], strict=True))
+        sides = zip(window, shape[1:], strict=True)  # the test pictures are whole
+        shape = (shape[0], *(min(*both, TRIED) for both in sides))
     try:
         with evaluating(model), torch.random.fork_rng(devices=[]), torch.no_grad():
-            model(torch.zeros(2, *info.shape))
+            outputs = model(torch.zeros(2, *shape))
     except (RuntimeError, ValueError) as error:
+        cut = f", cut to {window} in training" if window not in (None, splits.shape[1:]) else ""
+        larger = ", or a larger augment.crop" if cut else ""
         raise RunError(
             f"backbone {config.backbone!r} cannot take {config.data!r}, whose examples are of shape "
-            f"{info.shape}: {error}. Fix: choose another backbone (mlp takes vectors)."
+            f"{splits.shape}{cut}: {error}. Fix: choose another backbone (mlp takes vectors){larger}."
         ) from error
+    if window is not None and outputs.shape[3:] != shape[1:]:
+        raise RunError(
+            f"backbone {config.backbone!r} gives outputs of shape {tuple(outputs.shape[2:])} for a picture "
+            f"of {shape}; {config.data!r} needs classes for every pixel. Fix: choose a backbone for "
+            "segmentation, such as deeplab."
+        )
 
 
 def _together(fabric: "Fabric", decide: Callable[[], str]) -> str:

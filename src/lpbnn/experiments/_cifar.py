@@ -1,23 +1,14 @@
 """What the CIFAR experiments share: the paper's settings, a short schedule, and the runs of a table."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
-from rich.console import Console
 
 from lpbnn import backbones, methods
 from lpbnn.engine import AugmentConfig, EvalConfig, OptimConfig, RunConfig, ScheduleConfig
-from lpbnn.experiments._published import published
-from lpbnn.experiments._suite import Work, work
-
-if TYPE_CHECKING:
-    from lpbnn.report import PaperTable, Table
-    from lpbnn.report.runs import Run
-
-    MakeTable = Callable[[Sequence[Run], PaperTable | None], Table]
+from lpbnn.experiments._suite import Work
 
 Preset = Literal["cifar10", "cifar10-fast", "cifar100", "cifar100-fast"]
 # Methods that ask for their own learning rate and weight decay (SPEC, section 3).
@@ -107,25 +98,3 @@ def configs(config: CifarConfig) -> dict[str, RunConfig]:
         for backbone in config.backbone
         for name in chosen
     }
-
-
-def show(config: CifarConfig, console: Console, title: str, table: "MakeTable") -> Path:
-    """Make or find the runs; a table and a page for each data set, network and schedule."""
-    from lpbnn.report import print_table, write_report  # slow: not for --help
-    from lpbnn.report.runs import by_setting
-
-    tables = by_setting(work(config, lambda: configs(config), console, config.methods))
-    written = config.report
-    for setting, part in tables.items():
-        reference = published(part[0].data.name, part[0].settings["backbone"])
-        first = list(reference.rows) if reference else []  # the paper's order, then the others
-        order = [*first, *(run.method for run in part)]
-        part.sort(key=lambda run, order=order: order.index(run.method))
-        console.print(f"{title}: {setting}", style="bold")
-        print_table(table(part, reference), console)
-        if len(tables) > 1:
-            own = "-".join(setting.replace(",", "").split())
-            written = config.report.with_name(f"{config.report.stem}-{own}.html")
-        write_report(part, written, title=f"{title}: {setting}", reference=reference)
-        console.print(f"the whole report, with its figures: {written}")
-    return written

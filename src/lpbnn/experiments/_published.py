@@ -8,9 +8,11 @@ if TYPE_CHECKING:
 
 def published(data: str, backbone: str) -> "PaperTable | None":
     """What stands beside our numbers; None where the paper has none."""
-    from lpbnn.experiments import diversity, stability, table1
+    from lpbnn.experiments import diversity, stability, table1, table2
     from lpbnn.report import PaperTable
 
+    if data in table2.PAPER and backbone.startswith("deeplab"):
+        return table2.paper(data)
     if data.startswith("cifar") and backbone.startswith("wrn"):
         found = table1.paper(data)
         if data != "cifar10":

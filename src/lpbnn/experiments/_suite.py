@@ -3,7 +3,7 @@
 import gc
 import multiprocessing
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,9 +19,13 @@ from lpbnn.engine import RunConfig
 from lpbnn.engine.environment import BESIDE
 from lpbnn.engine.files import RunError
 from lpbnn.engine.run import run
+from lpbnn.experiments._published import published
 
 if TYPE_CHECKING:
+    from lpbnn.report import PaperTable, Table
     from lpbnn.report.runs import Run
+
+    MakeTable = Callable[[Sequence[Run], PaperTable | None], Table]
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,29 @@ def work(
             f"{', '.join(methods)}. Fix: give another folder, or other --methods."
         )
     return fitting
+
+
+def show(
+    runs: Sequence["Run"], report: Path, console: Console, title: str, table: "MakeTable"
+) -> Path:
+    """A table and a page for each data set, network and schedule, the paper's numbers beside ours."""
+    from lpbnn.report import print_table, write_report  # slow: not for --help
+    from lpbnn.report.runs import by_setting
+
+    tables = by_setting(runs)
+    written = report
+    for setting, part in tables.items():
+        reference = published(part[0].data.name, part[0].settings["backbone"])
+        if reference is not None:
+            part.sort(key=lambda run, order=reference: order.place(run.title, run.method))
+        console.print(f"{title}: {setting}", style="bold")
+        print_table(table(part, reference), console)
+        if len(tables) > 1:
+            own = "-".join(setting.replace(",", "").split())
+            written = report.with_name(f"{report.stem}-{own}.html")
+        write_report(part, written, title=f"{title}: {setting}", reference=reference)
+        console.print(f"the whole report, with its figures: {written}")
+    return written
 
 
 def run_all(

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lpbnn.experiments._cifar import CifarConfig, show
+from lpbnn.experiments._cifar import CifarConfig, configs
+from lpbnn.experiments._suite import show, work
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,11 @@ def run(config: Config, console: Console) -> Path:
     from lpbnn.report.contents import severity  # slow: not for --help
     from lpbnn.report.runs import grouped
 
+    runs = work(config, lambda: configs(config), console, config.methods)
     return show(
-        config, console, "Calibration", lambda runs, paper: severity(grouped(runs), ("ece",), paper)
+        runs,
+        config.report,
+        console,
+        "Calibration",
+        lambda found, paper: severity(grouped(found), ("ece",), paper),
     )

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from lpbnn.experiments._cifar import CifarConfig, show
+from lpbnn.experiments._cifar import CifarConfig, configs
+from lpbnn.experiments._suite import show, work
 
 if TYPE_CHECKING:
     from lpbnn.report import PaperTable
@@ -72,4 +73,5 @@ def paper(preset: str) -> "PaperTable":
 def run(config: Config, console: Console) -> Path:
     from lpbnn.report import comparison  # slow: not for --help
 
-    return show(config, console, "Table 1", comparison)
+    runs = work(config, lambda: configs(config), console, config.methods)
+    return show(runs, config.report, console, "Table 1", comparison)

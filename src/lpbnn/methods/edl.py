@@ -117,7 +117,8 @@ class Evidential(Model):
         if self.class_weights is not None:
             class_weights: Tensor = self.class_weights  # type: ignore[assignment]
             weights = weights * class_weights.to(alpha.dtype)[labels.squeeze(1)]
-        weights = weights / weights.sum()
+        # Where every pixel is void there is nothing to learn: a loss of 0, not 0 / 0.
+        weights = weights / weights.sum().clamp_min(torch.finfo(weights.dtype).tiny)
         risk = (bayes_risk(alpha, labels) * weights).sum()
         wrong = kl_to_uniform(alpha.scatter(1, labels, 1.0))
         return total(risk=risk, kl=self.kl_weight * (wrong * weights).sum())

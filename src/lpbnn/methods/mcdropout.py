@@ -14,6 +14,9 @@ Dropout called as a function, and that inside ``nn.MultiheadAttention``, cannot 
 network's mode. Batch norm follows the mode too: in evaluation it uses its running statistics.
 ``lpbnn.undo`` takes everything out again.
 
+What lies before the part that drops runs once per example, not once per pass: the encoder, where only the
+decoder has dropout. ``spread_at`` names another part; "" repeats the whole network.
+
 In a call of the model every row has its own mask. In a prediction a member is one thinned network: its
 masks hold for all examples, so that the answer does not depend on how the work is divided.
 
@@ -32,6 +35,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from lpbnn.convert import Conversion, Filter, convert, disable_fused_paths, replace_modules
+from lpbnn.ensemble import SpreadAt, check_stage
 from lpbnn.layers import SUPPORTED
 from lpbnn.members import gather, spread_tree
 from lpbnn.model import Model, Pass, Terms, as_call, at_least_one, batch_size, total
@@ -56,6 +60,7 @@ class Config:
     rate: float | None = None  # None: the network's own; 0.1 where it has none
     include: Filter = None  # path globs or types of the layers to put dropout in front of
     exclude: Filter = None
+    spread_at: str | None = None  # where the batch becomes passes; None: found
     num_data: int | None = None  # not needed: there is no KL; taken so that methods can be swapped
 
     def __post_init__(self) -> None:
@@ -150,23 +155,56 @@ class DropBefore(Wrapper):
 class MCDropout(Model):
     """One network whose every pass drops other units.
 
-    ``conversion`` says which layers drop.
+    ``conversion`` says which layers drop, ``stage`` the part before which nothing does.
     """
 
     def __init__(
-        self, net: nn.Module, members: int, conversion: Conversion, **options: Any
+        self,
+        net: nn.Module,
+        members: int,
+        conversion: Conversion,
+        spread_at: str | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(net, **options)
         self.members = members
         self.conversion = conversion
         self.dropouts = [module for module in net.modules() if isinstance(module, KeptDropout)]
+        self.stage = find_stage(net) if spread_at is None else spread_at
+        self._spread_at = SpreadAt()
+        if self.stage:
+            part = net.get_submodule(self.stage)
+            part.register_forward_pre_hook(self._spread_at, with_kwargs=True)
 
     def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
         return self._rows(args, kwargs, self.members)
 
     def _rows(self, args: tuple[Any, ...], kwargs: dict[str, Any], members: int) -> Tensor:
-        args, kwargs = spread_tree((args, kwargs), batch_size(args, kwargs), members)
-        return gather(self.readout(self.net(*args, **kwargs)), members)
+        batch = batch_size(args, kwargs)
+        if self.stage:
+            self._spread_at.plan = (batch, members, "repeat")
+        else:
+            args, kwargs = spread_tree((args, kwargs), batch, members)
+        try:
+            outputs = self.readout(self.net(*args, **kwargs))
+        except (RuntimeError, ValueError) as error:
+            if self.stage:
+                error.add_note(self._where_spread())
+            raise
+        finally:
+            self._spread_at.plan = None
+        if outputs.shape[0] != batch * members:
+            raise RuntimeError(
+                f"{batch} examples and {members} passes make {batch * members} rows, but the network "
+                f"returned {outputs.shape[0]}. {self._where_spread()}"
+            )
+        return gather(outputs, members)
+
+    def _where_spread(self) -> str:
+        return (
+            f"mcdropout repeats the batch at {self.stage!r}. If a tensor goes around that part and meets "
+            "its output, choose an earlier one with spread_at=... ('' is the whole network)."
+        )
 
     def passes(self, samples: int, width: int) -> Iterator[Pass]:
         seeds: list[int] = torch.randint(2**62, (samples * self.members,)).tolist()
@@ -194,6 +232,7 @@ class MCDropout(Model):
 def build(net: nn.Module, config: Config, **model_options: Any) -> Model:
     if any(isinstance(module, KeptDropout) for module in net.modules()):
         raise ValueError("the network has been built as mcdropout already. Call lpbnn.undo first.")
+    check_stage(net, config.spread_at)  # before anything is changed
     own = {path: layer for path, layer in net.named_modules() if isinstance(layer, _DropoutNd)}
     conversion = Conversion(tuple(own), {})
     if not own or config.include is not None or config.exclude is not None:
@@ -204,7 +243,30 @@ def build(net: nn.Module, config: Config, **model_options: Any) -> Model:
         rate = RATE  # slots that were left empty: passes must differ
     replace_modules(net, {id(layer): KeptDropout(layer, rate) for layer in own.values()})
     disable_fused_paths(net, list(own))
-    return MCDropout(net, config.members, conversion, **model_options)
+    return MCDropout(net, config.members, conversion, config.spread_at, **model_options)
+
+
+def find_stage(net: nn.Module) -> str:
+    """The part that has all dropout and everything after it; "" where that is the whole network.
+
+    In a ``Sequential`` it begins at the first child that drops. A network of another kind is trusted to
+    call its parts one after the other, as encoder and decoder are; what they do inside is not looked at.
+    """
+    path, module = "", net
+    while True:
+        holders = [
+            (name, child)
+            for name, child in module.named_children()
+            if any(isinstance(inner, KeptDropout) for inner in child.modules())
+        ]
+        in_order = isinstance(module, nn.Sequential)
+        if not holders or ((len(holders) > 1 or path) and not in_order):
+            return path
+        name, module = holders[0]
+        alone = isinstance(module, KeptDropout) and not in_order  # something may go around it
+        if alone or isinstance(module, nn.ModuleList | nn.ModuleDict):  # these have no forward
+            return path
+        path = f"{path}.{name}" if path else name
 
 
 def insert(net: nn.Module, config: Config) -> Conversion:

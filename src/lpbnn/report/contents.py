@@ -13,6 +13,7 @@ from lpbnn.report.tables import Cell, Column, PaperTable, Table, build
 TEST = ("miou", "accuracy", "nll", "rmse", "coverage", "ece", "brier")
 DETECTION = ("auroc", "aupr", "fpr95")
 DIVERSITY = ("ratio_error", "q_statistic", "correlation", "disagreement")
+PIXELS = {"pixels": "anomalies: per image", "pixels_pooled": "anomalies: pooled"}
 ALL_SEVERITIES = [1, 2, 3, 4, 5]
 
 
@@ -37,7 +38,7 @@ def compare(groups: Sequence[Group], reference: PaperTable | None = None) -> Tab
     paths: dict[str, tuple[str, ...]] = {key: ("test", key) for key in TEST}
     for name in measured_on(groups, "ood"):
         for key in DETECTION:
-            columns.append(Column(f"{name}/{key}", METRICS[key], f"OOD: {name}"))
+            columns.append(Column(f"{name}/{key}", METRICS[key], _set_title(name)))
             paths[f"{name}/{key}"] = ("ood", name, key)
     origins = counted(run.origin for group in groups for run in group.runs if run.origin)
     for key in ("ca", "ce"):
@@ -48,7 +49,8 @@ def compare(groups: Sequence[Group], reference: PaperTable | None = None) -> Tab
         for group in groups
     }
     data = groups[0].runs[0].data
-    notes = _fairness_notes(groups) + _score_notes(groups) + _corruption_notes(groups)
+    notes = _fairness_notes(groups) + _pixel_notes(groups)
+    notes += _score_notes(groups) + _corruption_notes(groups)
     return build(f"Comparison on {data.name}", columns, groups, cells, notes, reference)
 
 
@@ -97,7 +99,7 @@ def uncertainty(groups: Sequence[Group]) -> Table:
     columns, cells = [], {group.label: {} for group in groups}
     for name in measured_on(groups, "uncertainty"):
         for key, info in UNCERTAINTY.items():
-            part = name if name == "test" else f"OOD: {name}"
+            part = name if name == "test" else _set_title(name)
             columns.append(Column(f"{name}/{key}", info, part, marked=False))
             for group in groups:
                 values = group.values("uncertainty", name, key)
@@ -133,6 +135,29 @@ def _measured(values: Iterable[float | None]) -> Cell:
 def measured_on(groups: Sequence[Group], key: str) -> list[str]:
     """The sets that any run was measured on."""
     return list(dict.fromkeys(n for g in groups for r in g.runs for n in r.at(key) or {}))
+
+
+def _set_title(name: str) -> str:
+    """An out-of-distribution set; of pixels, how their images are taken together.
+
+    >>> _set_title("svhn"), _set_title("pixels_pooled")
+    ('OOD: svhn', 'anomalies: pooled')
+    """
+    return PIXELS.get(name, f"OOD: {name}")
+
+
+def _pixel_notes(groups: Sequence[Group]) -> list[str]:
+    """What was done with the pixels of many images."""
+    if groups[0].runs[0].data.task != "segmentation":
+        return []
+    notes = ["mIoU, ECE and the like are of all test pixels but void and anomalous ones."]
+    if any(name in PIXELS for name in measured_on(groups, "ood")):
+        notes.append(
+            "Anomalies per image: computed in each image that has anomalous pixels, then averaged (the "
+            "paper's protocol); pooled: over the pixels of all test images together, by a histogram. Void "
+            "pixels are left out of both."
+        )
+    return notes
 
 
 def _fairness_notes(groups: Sequence[Group]) -> list[str]:

@@ -68,9 +68,9 @@ def results_markdown(ledger: str | Path, references: References) -> str:
 
 def _ordered(groups: Sequence[Group], reference: PaperTable | None) -> list[Group]:
     """As the paper has them, then the others."""
-    known = list(reference.rows) if reference else []
-    place = {name: number for number, name in enumerate(known)}
-    return sorted(groups, key=lambda g: place.get(g.label, place.get(g.method, len(known))))
+    if reference is None:
+        return list(groups)
+    return sorted(groups, key=lambda group: reference.place(group.label, group.method))
 
 
 def _table(table: Table) -> str:

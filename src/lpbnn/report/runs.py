@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ INCIDENTAL = {
     *("evaluate.corruption_root", "evaluate.frost"),  # the results say which they were
     "method_options.num_data",
 }
+
+WEIGHTS = "backbone_options.pretrained"
 
 Settings = dict[str, Any]
 
@@ -81,6 +83,11 @@ class Run:
     def name(self) -> str:
         """Of its folder."""
         return self.path.stem if is_entry(self.path) else self.path.resolve().name
+
+    @property
+    def title(self) -> str:
+        """What its row is called, settings aside."""
+        return title(self.method) + variant(self.settings)
 
     @property
     def diverged(self) -> int | None:
@@ -177,11 +184,11 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
     ]
     groups = []
     for index, (settings, members) in enumerate(found):
-        method = members[0].method
-        rivals = [other for other, _ in found if other["method"] == method]
+        name = members[0].title
+        rivals = [other for other, theirs in found if theirs[0].title == name]
         telling = described(settings, varying(rivals))
-        label = f"{title(method)} ({telling})" if telling else title(method)
-        groups.append(Group(label, method, tuple(members), index, settings))
+        label = f"{name} ({telling})" if telling else name
+        groups.append(Group(label, members[0].method, tuple(members), index, settings))
     return groups
 
 
@@ -195,6 +202,16 @@ def title(method: str) -> str:
         return methods.describe(method).partition(":")[0] or method
     except (ValueError, ImportError):
         return method
+
+
+def variant(settings: Settings) -> str:
+    """What the paper adds to a method's name for the network: group norm and standardised weights.
+
+    >>> variant({"backbone_options.norm": "group", "backbone_options.standardise": True})
+    '+GN'
+    """
+    norm, standardise = (settings.get(f"backbone_options.{n}") for n in ("norm", "standardise"))
+    return "+GN" if norm == "group" and standardise else ""
 
 
 def flat(data: Mapping[str, Any], prefix: str = "") -> Settings:
@@ -219,7 +236,10 @@ def _defaults(method: str) -> Settings:
 
 def essential(settings: Settings) -> Settings:
     """What makes a run what it is, without what may differ between seeds."""
-    return {key: value for key, value in settings.items() if key not in INCIDENTAL}
+    kept = {key: value for key, value in settings.items() if key not in INCIDENTAL}
+    if kept.get(WEIGHTS):  # where the file lies says nothing of what is in it
+        kept[WEIGHTS] = PurePath(kept[WEIGHTS]).name
+    return kept
 
 
 def varying(settings: Sequence[Settings]) -> list[str]:

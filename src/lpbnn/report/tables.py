@@ -28,8 +28,24 @@ class PaperTable:
 
     def value(self, row: "Row", column: "Column") -> float | None:
         """The published number of a cell, or None."""
-        numbers = self.rows.get(row.label, self.rows.get(row.method, {}))
+        name = self.named(row.label, row.method)
+        numbers = self.rows[name] if name is not None else {}
         return numbers.get(column.key, numbers.get(column.info.key))
+
+    def named(self, label: str, method: str) -> str | None:
+        """Its row for one of ours: by the whole label, by the label without settings, by the method.
+
+        >>> table = PaperTable("a paper", {"lpbnn": {}, "LP-BNN+GN": {}})
+        >>> table.named("LP-BNN+GN (lr=0.1)", "lpbnn"), table.named("LP-BNN (lr=0.1)", "lpbnn")
+        ('LP-BNN+GN', 'lpbnn')
+        """
+        names = (label, label.partition(" (")[0], method)
+        return next((name for name in names if name in self.rows), None)
+
+    def place(self, label: str, method: str) -> int:
+        """Where a row of ours stands in its order; after all where it has none."""
+        name = self.named(label, method)
+        return len(self.rows) if name is None else list(self.rows).index(name)
 
     def only(self, *keys: str) -> "PaperTable":
         """Some of its metrics.
