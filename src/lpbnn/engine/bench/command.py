@@ -13,7 +13,7 @@ from tyro.conf import Positional, arg
 from lpbnn.engine.bench import deeplab as runtime
 from lpbnn.engine.bench import tables
 from lpbnn.engine.bench.draws import Draws, measure_draws, table
-from lpbnn.engine.bench.plan import Plan
+from lpbnn.engine.bench.plan import BACKBONES, Plan
 from lpbnn.engine.bench.record import Case, Record
 from lpbnn.engine.files import write_json
 
@@ -79,6 +79,20 @@ def layers(members: int = 4, repeats: int = 40, threads: int = 1, json_file: Jso
         write_json(json_file, measured.to_dict())
 
 
+def paper(
+    backbones: tuple[str, ...] = BACKBONES,
+    members: tuple[int, ...] = (1, 2, 4, 8, 16),
+    latent: int = 32,
+    small: bool = False,
+) -> None:
+    """LP-BNN on paper: operations and bytes from the shapes of a network (docs/cost.md)."""
+    from lpbnn.engine.bench.paper import table
+    from lpbnn.engine.bench.workload import workload
+
+    for name in backbones:
+        console.print(table(workload(name, small), members, latent))
+
+
 def show(
     files: Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE")], plot: Path | None = None
 ) -> None:
@@ -100,6 +114,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "deeplab": deeplab,
     "draws": draws,
     "layers": layers,
+    "paper": paper,
     "show": show,
 }
 

@@ -11,7 +11,7 @@ import torch
 from lpbnn import methods as known_methods
 from lpbnn.engine.bench import peers
 from lpbnn.engine.bench.record import Case, Mode
-from lpbnn.engine.bench.workload import REFERENCE, Workload, workload
+from lpbnn.engine.bench.workload import REFERENCE, Workload, has_members, workload
 from lpbnn.engine.config import Precision
 
 METHODS = ("batchensemble", "lpbnn", "rank1", "meanfield", "ensemble")
@@ -122,19 +122,13 @@ class Plan:
         chosen = [m for m in dict.fromkeys((*self.methods, *added)) if m != REFERENCE]
         for index, members in enumerate(self.members):
             for method in chosen:
-                if _has_members(method):
+                if has_members(method):
                     yield Case(backbone, mode, method, members)
                 elif index == 0:
                     yield Case(backbone, mode, method, 1)
 
     def _wanted(self, case: Case) -> bool:
         return not self.only or any(fnmatchcase(case.name, pattern) for pattern in self.only)
-
-
-def _has_members(method: str) -> bool:
-    if method in peers.NAMES:
-        return True
-    return "members" in known_methods.load(method).Config.__dataclass_fields__
 
 
 class Budget:

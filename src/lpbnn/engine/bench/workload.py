@@ -47,11 +47,23 @@ class Workload:
         net = backbones.build(self.network, self.classes, **self.options)
         if method in peers.NAMES:
             return peers.build(method, net, members, self.task, NUM_DATA)
-        members = 1 if method == REFERENCE else members
+        members = members if has_members(method) else 1
         wanted = {"members": members, "num_data": NUM_DATA, "include": self.include}
         known = methods.load(method).Config.__dataclass_fields__
         taken = {k: v for k, v in {**wanted, **(options or {})}.items() if k in known}
         return methods.build(net, method, task=self.task, **taken)
+
+
+def has_members(method: str) -> bool:
+    """Whether a method has more than one network.
+
+    >>> has_members("lpbnn"), has_members("edl")
+    (True, False)
+    """
+    if method in peers.NAMES:
+        return True
+    option = methods.load(method).Config.__dataclass_fields__.get("members")
+    return option is not None and option.default != 1
 
 
 _STREET = Workload("deeplab", (720, 1280), batch=4, test_batch=1, classes=13, include="decoder.*")
