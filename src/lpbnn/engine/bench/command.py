@@ -146,7 +146,7 @@ def _measure(plan: Plan, json_file: Path | None) -> Record:
             record.write(json_file)
         last = record.rows[-1] if record.rows else None
         if last is not None and last.case == case:
-            console.print(escape(tables.line(last)), highlight=False)
+            console.print(escape(tables.line(last)), highlight=False, soft_wrap=True)
 
     return measure(plan, tell)
 

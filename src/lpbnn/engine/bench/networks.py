@@ -73,7 +73,7 @@ def _measure_group(
             except Exception as error:  # out of memory, a compiler's: told, and the others go on
                 record = record.with_failure(case.name, _short(error))
             budget.spent(case, time.monotonic() - start)
-            _free(torch.device(plan.device))
+            _free(bench.device)
         if tell is not None:
             tell(record, case)
     return record

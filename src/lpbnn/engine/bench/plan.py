@@ -79,7 +79,7 @@ class Plan:
         there = torch.cuda.is_available()
         if self.device == "cuda" and not there:
             raise ValueError("device is 'cuda', but torch finds no CUDA device. Fix: device='cpu'.")
-        return torch.device("cuda" if there and self.device != "cpu" else "cpu")
+        return torch.device("cuda:0" if there and self.device != "cpu" else "cpu")
 
     def settled(self) -> "Plan":
         """With everything that was left to the device filled in."""

@@ -77,6 +77,7 @@ class Subject:
                 wait(self.fabric.device)
                 meter.reset()
             self.train()
+        wait(self.fabric.device)  # a recorded step has a stream of its own
         return first
 
 

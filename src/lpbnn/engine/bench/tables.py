@@ -80,9 +80,15 @@ def notes(record: Record) -> list[str]:
 
 def line(row: Row) -> str:
     """One configuration in one line, while the others are still to come."""
-    parts = [f"{what} {_time(getattr(row, what))}" for what in ("train", "predict")]
-    memory = _bytes(row.size.train_bytes, row.ratio("train_bytes"))
-    return f"{row.case.name}: {', '.join(parts)}, memory {memory}"
+    found = {
+        "train": _time(row.train),
+        "predict": _time(row.predict),
+        "memory": _bytes(row.size.train_bytes, row.ratio("train_bytes")),
+        "first step": "" if row.size.first_step is None else f"{row.size.first_step:.1f} s",
+    }
+    return f"{row.case.name}: " + ", ".join(
+        f"{name} {text}" for name, text in found.items() if text
+    )
 
 
 def _network_table(backbone: str, mode: str, rows: Iterable[Row]) -> Table:
