@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 import lpbnn
-from lpbnn.latent import LatentFactors
+from lpbnn.latent import Autoencoders, LatentFactors
 from lpbnn.layers import draw_layers
 
 SIZES = list(itertools.product(range(1, 10), range(1, 6)))
@@ -101,7 +101,8 @@ def test_members_do_not_see_each_other_when_one_is_changed(kind: str) -> None:
 
 def test_the_kl_is_that_of_what_is_sampled() -> None:
     factors = LatentFactors(3, 5, 2, latent=4, log_variance=-1.0).double()
-    mu, log_variance = LatentFactors.encode([factors])
+    codes = Autoencoders([factors])
+    mu, log_variance = codes.mu, codes.log_variance
     q = Normal(mu[0], (0.5 * log_variance[0]).exp())
     expected = kl_divergence(q, Normal(torch.zeros_like(q.mean), 1.0)).sum(-1).mean()
     torch.testing.assert_close(LatentFactors.terms([factors])[0][0], expected)

@@ -170,9 +170,10 @@ class FastWeightEnsemble(Model):
         return on_gpu and "" in self.stages and batch_size(args, kwargs) >= FULL_BATCH
 
     def loss(self, x: Any, y: Tensor) -> Terms:
-        return total(nll=self.batch_nll(x, y), **self.penalties())
+        shared = self.shared()
+        return total(nll=self.batch_nll(x, y, shared), **self.penalties(shared))
 
-    def batch_nll(self, x: Any, y: Tensor) -> Tensor:
+    def batch_nll(self, x: Any, y: Tensor, shared: Any = None) -> Tensor:
         """Mean NLL of the members' rows; every example counts once."""
         args, kwargs = as_call(x)
         batch = batch_size(args, kwargs)
@@ -182,8 +183,8 @@ class FastWeightEnsemble(Model):
                 f"{batch} examples need as many targets; got y of shape {tuple(y.shape)}."
             )
         mode: BatchMode = self.now_batch_mode if self.training else "repeat"
-        per_row = rows_needed(batch, self.members, mode) if self._draws_by_row() else None
-        outputs = self.rows(args, kwargs, draw_layers(self.layers, rows=per_row), mode)
+        draws = self.draw(rows_needed(batch, self.members, mode), shared)
+        outputs = self.rows(args, kwargs, draws, mode)
         weights = row_weights(batch, self.members, mode, outputs.device)
         return self.nll(outputs, spread(y, self.members, mode), weights)
 
@@ -191,11 +192,15 @@ class FastWeightEnsemble(Model):
         late = epoch >= epochs - round(self.repeat_last * epochs)
         self.now_batch_mode = "repeat" if late else self.batch_mode
 
-    def _draws_by_row(self) -> bool:
-        """Whether the factors of this pass are drawn for every row instead of for every member."""
-        return False
+    def shared(self) -> Any:
+        """What the draw and the penalties of one loss are both computed from."""
+        return None
 
-    def penalties(self) -> Terms:
+    def draw(self, rows: int, shared: Any = None) -> list[Draw]:
+        """The factors of every layer for a training pass of so many rows."""
+        return draw_layers(self.layers)
+
+    def penalties(self, shared: Any = None) -> Terms:
         """What the method adds to the NLL, weighted, by name."""
         return {}
 

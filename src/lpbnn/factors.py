@@ -63,13 +63,8 @@ class Factors(nn.Module):
         return type(self).draw_stack([self], samples)[0]
 
     @classmethod
-    def draw_stack(
-        cls, many: Sequence["Factors"], samples: int, rows: int | None = None
-    ) -> list[tuple[Tensor, Tensor]]:
-        """``draw`` for layers of equal ``stack_key``, together.
-
-        With ``rows`` (and one sample) what is random in r may be drawn for each of so many rows.
-        """
+    def draw_stack(cls, many: Sequence["Factors"], samples: int) -> list[tuple[Tensor, Tensor]]:
+        """``draw`` for layers of equal ``stack_key``, together."""
         raise NotImplementedError
 
     def stack_key(self) -> tuple[object, ...]:
@@ -86,16 +81,13 @@ class Factors(nn.Module):
         raise NotImplementedError
 
 
-def draw_all(
-    many: Sequence[Factors], samples: int = 1, rows: int | None = None
-) -> list[tuple[Tensor, Tensor]]:
+def draw_all(many: Sequence[Factors], samples: int = 1) -> list[tuple[Tensor, Tensor]]:
     """One draw of every layer, in the layers' order, computed stack by stack."""
     stacks = group_by(many, lambda factors: factors.stack_key())
     drawn: dict[int, tuple[Tensor, Tensor]] = {}
     for indices in stacks:
         members = [many[i] for i in indices]
-        stacked = type(members[0]).draw_stack(members, samples, rows)
-        drawn.update(zip(indices, stacked, strict=True))
+        drawn.update(zip(indices, type(members[0]).draw_stack(members, samples), strict=True))
     return [drawn[i] for i in range(len(many))]
 
 
@@ -135,9 +127,7 @@ class PointFactors(Factors):
         self.s = nn.Parameter(initial(members, outputs, spread, init))
 
     @classmethod
-    def draw_stack(
-        cls, many: Sequence[Factors], samples: int, rows: int | None = None
-    ) -> list[tuple[Tensor, Tensor]]:
+    def draw_stack(cls, many: Sequence[Factors], samples: int) -> list[tuple[Tensor, Tensor]]:
         return [(repeat(f.r, samples), repeat(f.s, samples)) for f in many]  # type: ignore[arg-type]
 
     def mean(self) -> tuple[Tensor, Tensor]:
@@ -189,9 +179,7 @@ class GaussianFactors(Factors):
         return self.outputs
 
     @classmethod
-    def draw_stack(
-        cls, many: Sequence[Factors], samples: int, rows: int | None = None
-    ) -> list[tuple[Tensor, Tensor]]:
+    def draw_stack(cls, many: Sequence[Factors], samples: int) -> list[tuple[Tensor, Tensor]]:
         with full_precision(device_of(many[0])):
             r, s = (
                 gaussian(

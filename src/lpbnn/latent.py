@@ -1,6 +1,8 @@
 """The latent posterior: fast weights drawn through a small variational autoencoder per layer."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +19,6 @@ from lpbnn.factors import (
     repeat,
     stack,
 )
-from lpbnn.losses import at_least_float32
 
 
 class LatentFactors(Factors):
@@ -93,66 +94,96 @@ class LatentFactors(Factors):
     def stack_key(self) -> tuple[object, ...]:
         return (*super().stack_key(), self.latent)
 
-    @staticmethod
-    def encode(many: Sequence["LatentFactors"]) -> tuple[Tensor, Tensor]:
-        """Mean and log variance of z, (L, J, latent) each."""
-        weight, bias = stack(many, "encoder.weight"), stack(many, "encoder.bias")
-        scaled = (stack(many, "r") - 1) / many[0].inputs ** 0.5
-        code = torch.baddbmm(bias.unsqueeze(1), scaled, weight.mT)
-        mu, log_variance = code.chunk(2, dim=-1)
-        return mu, log_variance
-
-    @staticmethod
-    def decode(many: Sequence["LatentFactors"], z: Tensor) -> Tensor:
-        """z (L, rows, latent) to r^ (L, rows, m)."""
-        weight, bias = stack(many, "decoder.weight"), stack(many, "decoder.bias")
-        return torch.baddbmm(bias.unsqueeze(1), z / many[0].latent ** 0.5, weight.mT)
-
     @classmethod
-    def draw_stack(
-        cls, many: Sequence[Factors], samples: int, rows: int | None = None
-    ) -> list[tuple[Tensor, Tensor]]:
-        layers: Sequence[LatentFactors] = many  # type: ignore[assignment]
-        with full_precision(device_of(many[0])):
-            mu, log_variance = cls.encode(layers)
-            sigma = (0.5 * log_variance).exp()
-            if rows is not None:
-                each = rows // mu.shape[1]
-                mu, sigma = (part.repeat_interleave(each, dim=1) for part in (mu, sigma))
-            z = gaussian(mu, sigma, samples)
-            r_hat = cls.decode(layers, z.flatten(1, 2))
-        return [(r, repeat(f.s, samples)) for r, f in zip(r_hat, layers, strict=True)]
+    def draw_stack(cls, many: Sequence[Factors], samples: int) -> list[tuple[Tensor, Tensor]]:
+        return Autoencoders(many).draw(samples)  # type: ignore[arg-type]
+
+    @staticmethod
+    def terms(many: Sequence["LatentFactors"]) -> tuple[Tensor, Tensor]:
+        """KL and expected squared error of every layer, (L,) each: see ``Autoencoders.terms``."""
+        return Stacks(many).terms()
 
     def mean(self) -> tuple[Tensor, Tensor]:
-        with full_precision(self.s.device):
-            return self.decode([self], self.encode([self])[0])[0], self.s
+        stack = Autoencoders([self])
+        return stack.decode(stack.mu)[0], self.s
 
     def covariance_factor(self) -> Tensor:
         """A (J, m, latent) with Cov(r^_j) = A_j A_j^T, A_j = D diag(sigma_j) / sqrt(latent)."""
-        with full_precision(self.s.device):
-            sigma = (0.5 * self.encode([self])[1][0]).exp()
-            return at_least_float32(self.decoder.weight) * (sigma / self.latent**0.5).unsqueeze(1)
+        stack = Autoencoders([self])
+        return stack.decoder_weight[0] * (stack.sigma[0] / self.latent**0.5).unsqueeze(1)
 
-    @classmethod
-    def terms(cls, many: Sequence["LatentFactors"]) -> tuple[Tensor, Tensor]:
+
+class Autoencoders:
+    """The autoencoders of layers of equal width, computed together: (L, ...) everywhere.
+
+    A loss needs their codes twice, for the draw and for its terms: both come from one of these, so that
+    each parameter is read once and gets one gradient.
+    """
+
+    def __init__(self, layers: Sequence[LatentFactors]) -> None:
+        self.layers = layers
+        self.inputs, self.latent = layers[0].inputs, layers[0].latent
+        with self._exactly():
+            self.r = stack(layers, "r")
+            self.decoder_weight = stack(layers, "decoder.weight")
+            self.decoder_bias = stack(layers, "decoder.bias")
+            weight, bias = stack(layers, "encoder.weight"), stack(layers, "encoder.bias")
+            scaled = (self.r - 1) / self.inputs**0.5
+            code = torch.baddbmm(bias.unsqueeze(1), scaled, weight.mT)
+            self.mu, self.log_variance = code.chunk(2, dim=-1)
+            self.sigma = (0.5 * self.log_variance).exp()
+
+    def _exactly(self) -> AbstractContextManager[Any]:
+        return full_precision(device_of(self.layers[0]))
+
+    def decode(self, z: Tensor) -> Tensor:
+        """z (L, rows, latent) to r^ (L, rows, m)."""
+        with self._exactly():
+            z = z / self.latent**0.5
+            return torch.baddbmm(self.decoder_bias.unsqueeze(1), z, self.decoder_weight.mT)
+
+    def draw(self, samples: int = 1, rows: int | None = None) -> list[tuple[Tensor, Tensor]]:
+        """r^ and s of every layer: ``samples`` draws of each member, or one for each of ``rows`` rows."""
+        mu, sigma = self.mu, self.sigma
+        if rows is not None:
+            each = rows // mu.shape[1]
+            mu, sigma = (part.repeat_interleave(each, dim=1) for part in (mu, sigma))
+        r_hat = self.decode(gaussian(mu, sigma, samples).flatten(1, 2))
+        return [(r, repeat(f.s, samples)) for r, f in zip(r_hat, self.layers, strict=True)]
+
+    def terms(self) -> tuple[Tensor, Tensor]:
         r"""KL(q(z|r) || N(0, I)) and E ||r - r^||^2 of every layer, (L,) each, averaged over members.
 
         The expectation is taken in closed form: the decoder is linear, so
         :math:`E\|r - \hat r\|^2 = \|r - E \hat r\|^2 + \frac1k \sum_i \sigma_i^2 \|D_i\|^2` (columns of D).
         """
-        kl, error = {}, {}
-        for indices in group_by(many, lambda factors: factors.stack_key()):
-            layers = [many[i] for i in indices]
-            with full_precision(device_of(many[0])):
-                mu, log_variance = cls.encode(layers)
-                bias_term = stack(layers, "r") - cls.decode(layers, mu)
-                columns = (
-                    stack(layers, "decoder.weight").square().sum(1) / layers[0].latent
-                )  # (L, k)
-                noise_term = (log_variance.exp() * columns.unsqueeze(1)).sum(-1)
-                squared = (bias_term.square().sum(-1) + noise_term).mean(-1)
-                divergence = kl_to_standard_normal(mu, log_variance).sum(-1).mean(-1)
-            kl.update(zip(indices, divergence, strict=True))
-            error.update(zip(indices, squared, strict=True))
-        order = range(len(many))
-        return torch.stack([kl[i] for i in order]), torch.stack([error[i] for i in order])
+        with self._exactly():
+            missing = self.r - self.decode(self.mu)
+            columns = self.decoder_weight.square().sum(1) / self.latent  # (L, k)
+            noise = (self.sigma.square() * columns.unsqueeze(1)).sum(-1)
+            squared = (missing.square().sum(-1) + noise).mean(-1)
+            kl = kl_to_standard_normal(self.mu, self.log_variance).sum(-1).mean(-1)
+        return kl, squared
+
+
+class Stacks:
+    """All autoencoders of a network, stacked by width; answers are in the layers' order."""
+
+    def __init__(self, many: Sequence[LatentFactors]) -> None:
+        groups = group_by(many, lambda factors: factors.stack_key())
+        self.parts = [Autoencoders([many[i] for i in indices]) for indices in groups]
+        flat = [i for indices in groups for i in indices]
+        self.places = sorted(range(len(flat)), key=flat.__getitem__)
+
+    def draw(self, rows: int | None = None) -> list[tuple[Tensor, Tensor]]:
+        """One draw of every layer."""
+        drawn = [pair for part in self.parts for pair in part.draw(rows=rows)]
+        return [drawn[place] for place in self.places]
+
+    def terms(self) -> tuple[Tensor, Tensor]:
+        """KL and squared error of every layer, (L,) each (``Autoencoders.terms``)."""
+        found = (
+            torch.cat(one).unbind() for one in zip(*(p.terms() for p in self.parts), strict=True)
+        )
+        kl, squared = (torch.stack([one[place] for place in self.places]) for one in found)
+        return kl, squared

@@ -261,11 +261,15 @@ def _aligned(factor: Tensor, x: Tensor, channels_last: bool) -> Tensor:
     return rows.view(*rows.shape, *(1,) * (x.dim() - 2))
 
 
-def draw_layers(
-    layers: Sequence[FastWeight], samples: int = 1, rows: int | None = None
+def draw_layers(layers: Sequence[FastWeight], samples: int = 1) -> list[Draw]:
+    """Fresh factors of every layer, drawn together."""
+    return with_biases(layers, draw_all([layer.factors for layer in layers], samples), samples)
+
+
+def with_biases(
+    layers: Sequence[FastWeight], drawn: Sequence[tuple[Tensor, Tensor]], samples: int = 1
 ) -> list[Draw]:
-    """Fresh factors of every layer, drawn together; with ``rows``, r for each of so many rows."""
-    drawn = draw_all([layer.factors for layer in layers], samples, rows)
+    """Drawn factors, with each layer's own biases beside them."""
     return [
         layer._with_bias(factors, samples) for layer, factors in zip(layers, drawn, strict=True)
     ]

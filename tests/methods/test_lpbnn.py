@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import lpbnn
-from lpbnn.latent import LatentFactors
-from lpbnn.layers import FastWeight, draw_layers
+from lpbnn.latent import LatentFactors, Stacks
+from lpbnn.layers import FastWeight, with_biases
 
 X = torch.linspace(-1, 1, 24).view(8, 3)
 Y = torch.tensor([0, 1] * 4)
@@ -45,7 +45,7 @@ def test_rows_are_drawn_from_their_members_posterior() -> None:
     factors = LatentFactors(members=2, inputs=3, outputs=2, latent=4, log_variance=-1.0).double()
     layer = FastWeight(nn.Linear(3, 2).double(), factors)
     with torch.no_grad():
-        (draw,) = draw_layers([layer], rows=200_000)
+        (draw,) = with_biases([layer], Stacks([factors]).draw(rows=200_000))
         mean, factor = factors.mean()[0], factors.covariance_factor()
         for j, rows in enumerate(draw.r.chunk(2)):
             torch.testing.assert_close(rows.mean(0), mean[j], rtol=0, atol=0.01)

@@ -31,7 +31,8 @@ import torch
 from torch import Tensor, nn
 
 from lpbnn.ensemble import FastWeightEnsemble
-from lpbnn.latent import LatentFactors
+from lpbnn.latent import LatentFactors, Stacks
+from lpbnn.layers import Draw, with_biases
 from lpbnn.methods._rank_one import (
     RankOneConfig,
     annealed,
@@ -98,8 +99,15 @@ class LatentPosterior(FastWeightEnsemble):
         self.register_buffer("term_weights", torch.tensor(weights).T, persistent=False)
         self.register_buffer("kl_weight", torch.ones(()), persistent=False)
 
-    def penalties(self) -> Terms:
-        kl, squared_error = LatentFactors.terms(self._factors())
+    def shared(self) -> Stacks:
+        return Stacks(self._factors())
+
+    def draw(self, rows: int, shared: Stacks | None = None) -> list[Draw]:
+        by_row = self.noise == "example" and self.training
+        return with_biases(self.layers, (shared or self.shared()).draw(rows if by_row else None))
+
+    def penalties(self, shared: Stacks | None = None) -> Terms:
+        kl, squared_error = (shared or self.shared()).terms()
         a, b = self.term_weights.to(kl.dtype)
         if self.free_nats:
             kl = kl.clamp_min(self.free_nats)
@@ -107,9 +115,6 @@ class LatentPosterior(FastWeightEnsemble):
             "kl": self.kl_weight * (a * kl).mean(),
             "reconstruction": (b * squared_error).mean(),
         }
-
-    def _draws_by_row(self) -> bool:
-        return self.noise == "example" and self.training
 
     def before_epoch(self, epoch: int, epochs: int) -> None:
         super().before_epoch(epoch, epochs)

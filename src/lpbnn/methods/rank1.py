@@ -48,7 +48,7 @@ class RankOne(FastWeightEnsemble):
         # In a loop that never calls before_epoch: the full KL.
         self.register_buffer("kl_weight", torch.ones(()), persistent=False)
 
-    def penalties(self) -> Terms:
+    def penalties(self, shared: Any = None) -> Terms:
         kl = [
             layer.factors.kl()
             for layer in self.layers
