@@ -3,6 +3,7 @@
 Heavy imports wait inside the commands, so that ``--help`` and ``ls`` answer at once.
 """
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -184,7 +185,7 @@ def main(args: list[str] | None = None) -> None:
         else:
             _run_command(_commands(), args, "lpbnn", "Networks that know what they do not know.")
     except Interrupted as error:
-        _stop(str(error), 130)
+        _stop(str(error) if _is_first() else "", 130)
     except KeyboardInterrupt:
         _stop("stopped.", 130)
     except BrokenPipeError:  # the reader has seen enough, as in `lpbnn ls | head`
@@ -263,5 +264,11 @@ def _finished(runs: list[Path]) -> list[Path]:
 
 
 def _stop(message: str, code: int) -> None:
-    Console(stderr=True).print(escape(message), style="red" if code == 2 else "")
+    if message:
+        Console(stderr=True).print(escape(message), style="red" if code == 2 else "")
     sys.exit(code)
+
+
+def _is_first() -> bool:
+    """Whether this is the first, or only, process of a run: all are stopped, one says so."""
+    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK"))

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import distributed
 
 from lpbnn.engine.config import RunConfig
+from lpbnn.engine.files import Interrupted, RunError
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -95,7 +96,7 @@ def _processes(config: RunConfig, accelerator: str) -> tuple[int, int]:
         raise ValueError(
             f"nodes is {nodes}, and nothing says which of them this is. Fix: on every node, torchrun "
             f"--nnodes {nodes} --nproc-per-node {devices} --rdzv-backend c10d --rdzv-endpoint HOST:PORT "
-            "-m lpbnn.cli train ..., or srun."
+            "-m lpbnn train ..., or srun."
         )
     if accelerator == "cuda" and devices > torch.cuda.device_count():
         raise ValueError(
@@ -133,15 +134,33 @@ def _precision(config: RunConfig, accelerator: str, mixed: Any) -> dict[str, Any
     return {"plugins": [Autocast(name, device=accelerator)]}
 
 
-def lost_process(error: RuntimeError, fabric: "Fabric") -> bool:
+@contextmanager
+def ending_well(fabric: "Fabric", farewell: Callable[[], str]) -> Iterator[None]:
+    """Ctrl-C, SIGTERM and the end of another process leave the block with a message: ``farewell``.
+
+    SIGTERM is how torchrun and cluster schedulers end a process.
+    """
+    try:
+        with _termination_as_interrupt():
+            yield
+    except KeyboardInterrupt as error:
+        raise Interrupted(farewell()) from error
+    except RuntimeError as error:
+        if not _lost_process(error, fabric):
+            raise
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, before the message is out
+        raise RunError(f"another process of this run has ended: {farewell()}") from error
+
+
+def _lost_process(error: RuntimeError, fabric: "Fabric") -> bool:
     """Whether an error in the middle of a run means that another process is gone."""
     network = isinstance(error, getattr(distributed, "DistError", ()))
     return fabric.world_size > 1 and (network or any(sign in str(error) for sign in LOST))
 
 
 @contextmanager
-def termination_as_interrupt() -> Iterator[None]:
-    """SIGTERM, by which torchrun and cluster schedulers end a process, is like Ctrl-C inside the block."""
+def _termination_as_interrupt() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -16,8 +16,8 @@ from lpbnn.engine.config import EvalConfig, RunConfig
 from lpbnn.engine.corruption import check_corruptions
 from lpbnn.engine.environment import environment
 from lpbnn.engine.evaluate import Evaluation, evaluate
-from lpbnn.engine.files import Interrupted, RunError
-from lpbnn.engine.launch import launch
+from lpbnn.engine.files import RunError
+from lpbnn.engine.launch import ending_well, launch
 from lpbnn.engine.rundir import RunDir
 from lpbnn.engine.tally import NotFinite
 from lpbnn.engine.train import Training, fit
@@ -100,14 +100,11 @@ def run(
         target.prepare(config, info)
         target.add_session(environment(fabric.device, fabric.world_size))
     training = fit(model, splits, config, fabric, target, resume=plan == "resume")
-    try:
+    over = "training is over, the evaluation was stopped. Resume with: lpbnn train --resume"
+    with ending_well(fabric, lambda: f"{over} {folder}"):
         if fabric.is_global_zero:
             target.save_weights(model)
         return _measure(target, model, splits, config, fabric, _train_results(training, config))
-    except KeyboardInterrupt as error:
-        raise Interrupted(
-            f"training is over, the evaluation was stopped. Resume with: lpbnn train --resume {folder}"
-        ) from error
 
 
 def load_run(folder: str | Path, device: torch.device | str = "cpu") -> LoadedRun:

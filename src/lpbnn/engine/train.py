@@ -24,8 +24,7 @@ from lpbnn.data import Splits
 from lpbnn.engine import logs, shares, weights
 from lpbnn.engine.config import RunConfig
 from lpbnn.engine.feed import Feed, noise_seed
-from lpbnn.engine.files import Interrupted, RunError
-from lpbnn.engine.launch import launch, lost_process, termination_as_interrupt
+from lpbnn.engine.launch import ending_well, launch
 from lpbnn.engine.memory import peak_memory, reset_peak_memory
 from lpbnn.engine.optim import factor
 from lpbnn.engine.ranks import Ranks
@@ -83,15 +82,12 @@ def fit(
     where = "cpu" if shares.is_sharded(config, fabric) else fabric.device
     state = folder.checkpoint(where) if folder is not None and resume else None
     loop = _Loop(model, splits, config, fabric, folder, state)
-    with _generators(fabric.device), _fast_convolutions(fabric.device), termination_as_interrupt():
-        try:
-            loop.run()
-        except KeyboardInterrupt as error:
-            raise Interrupted(loop.farewell()) from error
-        except RuntimeError as error:
-            if not lost_process(error, fabric):
-                raise
-            raise RunError(f"another process of this run has ended: {loop.farewell()}") from error
+    with (
+        _generators(fabric.device),
+        _fast_convolutions(fabric.device),
+        ending_well(fabric, loop.farewell),
+    ):
+        loop.run()
     return loop.training
 
 
