@@ -23,6 +23,7 @@ from lpbnn.layers import SUPPORTED, TRANSPOSED, widths
 from lpbnn.members import rows_needed
 
 NUMBER = 2  # bytes, in bf16
+UNFUSED = 8  # times that autograd passes over what is scaled, a kernel for every product and sum
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def table(workload: Workload, members: Sequence[int], latent: int) -> Table:
     layers = layers_of(workload)
     plain_train = train_operations(layers, workload.batch)
     plain_predict = predict_operations(layers, workload.test_batch, 1)
-    moved = 6 * NUMBER * scaled_numbers(layers, workload.batch)
+    moved = UNFUSED * NUMBER * scaled_numbers(layers, workload.batch)
     height, width = workload.image
     shown = Table(
         title=f"{workload.network} at {width}x{height}, on paper: LP-BNN, latent {latent}",
