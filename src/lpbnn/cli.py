@@ -88,8 +88,8 @@ def evaluate(
     from lpbnn.engine.rundir import RunDir
 
     # What is not given stays as the run had it.
-    reevaluate(run, changed(settings, RunDir(run).config().evaluate))
-    _show([run])
+    if reevaluate(run, changed(settings, RunDir(run).config().evaluate)):  # of several, the first
+        _show([run])
 
 
 def compare(runs: Runs) -> None:

@@ -9,11 +9,12 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 
 from lpbnn.data import Splits
 from lpbnn.engine import AugmentConfig, EvalConfig, OptimConfig, RunConfig, ScheduleConfig, files
@@ -38,21 +39,19 @@ from lpbnn.engine.run import run
 from lpbnn.model import Model
 torch.set_num_threads(1)
 rank = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")))
-root, configs, step = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
-steps, epoch = 0, Feed.epoch
+root, configs, victim = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
+steps, epoch, after_step = 0, Feed.epoch, Model.after_step
 
 def kill(self, lr):
     global steps
     steps += 1
-    if steps == step and rank == 1:
+    if steps == 6 and rank == 1:  # in the second epoch
         os.kill(os.getpid(), signal.SIGKILL)
 
 def spoiled(self, number):
     for x, y in epoch(self, number):
         yield x * (torch.nan if rank == 1 and number == 1 else 1.0), y
 
-if step:
-    Model.after_step = kill
 whole = data.load("digits")
 splits = replace(
     whole,
@@ -64,16 +63,17 @@ splits = replace(
 said = {}
 for name, config in configs.items():
     Feed.epoch = spoiled if name == "spoiled" else epoch
+    Model.after_step = kill if name == victim else after_step
     resume = (root / name / "checkpoint.pt").exists()
     try:
         part = splits if config["data"] == "digits" else None
         found = run(RunConfig.from_data(config), root / name, resume=resume, splits=part)
         said[name] = sorted(found)
     except ValueError as error:
-        if step:
+        if name == victim:
             raise
         said[name] = str(error)
-(root / f"rank{rank}.json").write_text(json.dumps(said))
+    (root / f"{victim}-{rank}.json").write_text(json.dumps(said))
 """
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
@@ -81,14 +81,17 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 def together(
     root: Path,
     configs: dict[str, RunConfig],
-    kill_at: int = 0,
+    victim: str,
     launcher: tuple[str, ...] = TORCHRUN,
 ) -> subprocess.CompletedProcess[str]:
-    """Run configs in two processes; if they wait for each other for ever, end them all."""
+    """Run configs in two processes, one of which is killed in the run ``victim``.
+
+    If they wait for each other for ever, all are ended.
+    """
     script = root / "worker.py"
     script.write_text(WORKER)
     given = json.dumps({name: config.to_data() for name, config in configs.items()})
-    command = [sys.executable, *launcher, str(script), str(root), given, str(kill_at)]
+    command = [sys.executable, *launcher, str(script), str(root), given, victim]
     running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         _, errors = running.communicate(timeout=150)
@@ -132,56 +135,67 @@ CONFIGS = {
         optim=ADAMW,
         evaluate=EvalConfig(corruptions=True, severities=(1,), examples=0, batch_size=70),
     ),
-    "killed": quick("lpbnn", epochs=3, optim=ADAMW, strategy="fsdp"),
     "curves": quick("batchensemble", data="cubic", evaluate=EvalConfig(batch_size=150)),
     "spoiled": quick(epochs=3),
     "hooked": quick("tradi", strategy="fsdp"),
     "taken": quick(epochs=1),
+    "killed": quick("lpbnn", epochs=3, optim=ADAMW, strategy="fsdp"),
 }
+CHILD = quick(epochs=3, devices=2)
 
 
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A sharded run of two processes, one of which was killed in its second epoch."""
-    root = tmp_path_factory.mktemp("killed")
-    done = together(root, {"killed": CONFIGS["killed"]}, kill_at=6)
-    assert done.returncode != 0
-    return root, done.stderr
+class Ran(NamedTuple):
+    """Everything in two processes; the last run was killed, and went on without torchrun."""
+
+    root: Path
+    errors: str
+    later: str  # of another run, killed without torchrun
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory, killed: tuple[Path, str]) -> Path:
-    """Everything in two processes; the killed run goes on."""
-    root = tmp_path_factory.mktemp("ran")
-    shutil.copytree(killed[0] / "killed", root / "killed")
-    (root / "taken").mkdir()
+@pytest.fixture(scope="session")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    base = tmp_path_factory.getbasetemp()  # pytest-xdist has one below that of all its workers
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "two-processes"
+    with FileLock(f"{root}.lock"):
+        if not (root / "said.json").exists():
+            _run_everything(root)
+    return Ran(root, **json.loads((root / "said.json").read_text()))
+
+
+def _run_everything(root: Path) -> None:
+    (root / "taken").mkdir(parents=True)
     (root / "taken" / "cat.jpg").write_bytes(b"")
-    done = together(root, CONFIGS)
-    assert done.returncode == 0, done.stderr
-    return root
+    done = together(root, CONFIGS, "killed")
+    shutil.copytree(root / "killed", root / "copy")
+    again = {"killed": replace(CONFIGS["killed"], devices=2), "child": CHILD}
+    later = together(root, again, "child", launcher=())
+    assert 0 not in (done.returncode, later.returncode)
+    (root / "said.json").write_text(json.dumps({"errors": done.stderr, "later": later.stderr}))
 
 
-def test_one_process_writes_and_all_end_alike(ran: Path) -> None:
-    first, second = (json.loads((ran / f"rank{rank}.json").read_text()) for rank in (0, 1))
+def test_one_process_writes_and_all_end_alike(ran: Ran) -> None:
+    said = [json.loads((ran.root / f"killed-{rank}.json").read_text()) for rank in (0, 1)]
     refused = {"hooked": "'tradi' looks at the weights", "taken": "is not empty and no run folder"}
-    for name in CONFIGS:
+    assert not (ran.root / "hooked").exists()
+    for name in CONFIGS.keys() - {"killed"}:
+        first, second = (one[name] for one in said)
         if name in refused:
-            assert refused[name] in first[name]
-            assert second[name] == first[name]  # an error reaches both: none is left waiting
+            assert refused[name] in first
+            assert second == first  # an error reaches both: none is left waiting
             continue
-        assert "test" in first[name]
-        assert second[name] == []  # rank 1 wrote nothing
-        assert sorted(p.name for p in (ran / name).iterdir()) == sorted(FILES)
-    sessions = files.read_json(ran / "gradient" / "environment.json")["sessions"]
+        assert "test" in first
+        assert second == []  # rank 1 wrote nothing
+        assert sorted(p.name for p in (ran.root / name).iterdir()) == sorted(FILES)
+    sessions = files.read_json(ran.root / "gradient" / "environment.json")["sessions"]
     assert [session["processes"] for session in sessions] == [2]
 
 
 @pytest.mark.parametrize("name", ["gradient", "longer", "sharded", "tradi"])
 def test_the_curve_is_that_of_one_process(
-    name: str, ran: Path, splits: Splits, tmp_path: Path
+    name: str, ran: Ran, splits: Splits, tmp_path: Path
 ) -> None:
     run(CONFIGS[name], tmp_path, splits=splits)
-    alone, shared = RunDir(tmp_path), RunDir(ran / name)
+    alone, shared = RunDir(tmp_path), RunDir(ran.root / name)
     together = shared.state_dict()
     for key, tensor in alone.state_dict().items():
         torch.testing.assert_close(together[key], tensor, rtol=1e-5, atol=1e-6, msg=key)
@@ -192,72 +206,61 @@ def test_the_curve_is_that_of_one_process(
 
 @pytest.mark.parametrize("name", ["longer", "normed", "noisy", "killed", "curves"])
 def test_the_numbers_are_those_of_one_process_to_the_last_bit(
-    name: str, ran: Path, splits: Splits
+    name: str, ran: Ran, splits: Splits
 ) -> None:
-    model, config, _ = load_run(ran / name)
+    folder = RunDir(ran.root / name)
+    model, config, _ = load_run(folder.path)
     found = evaluate(model, splits if config.data == "digits" else load_data(config), config)
-    kept = RunDir(ran / name).results()
-    written = json.loads(json.dumps(files._finite(found.results)))
+    kept, written = folder.results(), json.loads(json.dumps(files._finite(found.results)))
     for key in ("test", "uncertainty", "ood", "diversity", "corruption"):
         assert written[key] == kept[key], key
-    arrays = RunDir(ran / name).arrays()
+    arrays = folder.arrays()
     assert arrays.keys() == found.arrays.keys()
     for key, array in found.arrays.items():
         np.testing.assert_array_equal(arrays[key], array, key)
 
 
-def test_all_stop_when_one_diverges(ran: Path) -> None:
-    folder = RunDir(ran / "spoiled")
+def test_all_stop_when_one_diverges(ran: Ran) -> None:
+    folder = RunDir(ran.root / "spoiled")
     assert folder.results()["train"]["diverged"] == 2
     assert folder.results()["train"]["epochs"] == 1
     assert all(tensor.isfinite().all() for tensor in folder.state_dict().values())
 
 
-def test_a_killed_process_ends_the_run_and_it_goes_on(
-    killed: tuple[Path, str], ran: Path, splits: Splits, tmp_path: Path
-) -> None:
-    root, errors = killed
-    assert "Resume with: lpbnn train --resume" in errors
-    assert "(it goes on after epoch 1)" in errors
-    assert RunDir(root / "killed").state() == "unfinished"
+def test_a_killed_process_ends_the_run_and_it_goes_on(ran: Ran, splits: Splits) -> None:
+    assert "Resume with: lpbnn train --resume" in ran.errors
+    assert "(it goes on after epoch 1)" in ran.errors
     # With two processes again: bit for bit what the run without the kill has. That one kept all weights in
     # both processes (ddp), this one a half in each (fsdp).
-    through, resumed = RunDir(ran / "noisy").state_dict(), RunDir(ran / "killed").state_dict()
+    through, resumed = (RunDir(ran.root / name).state_dict() for name in ("noisy", "killed"))
     assert through.keys() == resumed.keys()
     assert all(torch.equal(through[key], resumed[key]) for key in through)
     # With one process: other draws, the same run otherwise.
-    shutil.copytree(root / "killed", tmp_path / "one")
-    results = run(None, tmp_path / "one", resume=True, splits=splits)
-    assert results["train"]["epochs"] == 3
-    ours, theirs = (RunDir(path).log() for path in (tmp_path / "one", ran / "killed"))
+    one = RunDir(ran.root / "copy")
+    assert one.state() == "unfinished"
+    assert run(None, one.path, resume=True, splits=splits)["train"]["epochs"] == 3
+    ours, theirs = one.log(), RunDir(ran.root / "killed").log()
     assert ours[0]["loss"] == theirs[0]["loss"]
     assert abs(ours[-1]["loss"] - theirs[-1]["loss"]) < 0.2
 
 
-def test_without_torchrun_a_killed_process_ends_the_run_too(splits: Splits, tmp_path: Path) -> None:
-    config = replace(CONFIGS["longer"], epochs=3, devices=2)
-    done = together(tmp_path, {"run": config}, kill_at=6, launcher=())
-    assert done.returncode != 0
-    assert "another process of this run has ended: stopped after 1 of 3 epochs" in done.stderr
-    run(replace(config, devices=1), tmp_path / "run", resume=True, splits=splits)
-    run(replace(config, devices=1), tmp_path / "through", splits=splits)
-    resumed, through = (RunDir(tmp_path / name).log() for name in ("run", "through"))
+def test_a_killed_process_without_torchrun(ran: Ran, splits: Splits, tmp_path: Path) -> None:
+    assert "another process of this run has ended: stopped after 1 of 3 epochs" in ran.later
+    config = replace(CHILD, devices=1)
+    run(config, ran.root / "child", resume=True, splits=splits)
+    run(config, tmp_path, splits=splits)
+    resumed, through = RunDir(ran.root / "child").log(), RunDir(tmp_path).log()
     assert [row["loss"] for row in resumed] == pytest.approx([r["loss"] for r in through], abs=1e-5)
 
 
 def test_ctrl_c_stops_all_and_one_says_how_to_go_on(tmp_path: Path) -> None:
     settings = "--data digits --method mcp --backbone mlp --device cpu --devices 2 --epochs 9999"
-    command = [
-        sys.executable,
-        "-m",
-        "lpbnn",
-        "train",
-        *settings.split(),
-        "-o",
-        str(tmp_path / "run"),
-    ]
-    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    while not (tmp_path / "run" / "checkpoint.pt").exists() and running.poll() is None:
+    command = [*["-m", "lpbnn", "train", "-o"], str(tmp_path / "run"), *settings.split()]
+    running = subprocess.Popen(
+        [sys.executable, *command], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    started = time.monotonic()
+    while not (tmp_path / "run" / "checkpoint.pt").exists() and time.monotonic() < started + 100:
         time.sleep(0.05)
     os.killpg(running.pid, signal.SIGINT)  # as a terminal does
     try:
@@ -284,3 +287,14 @@ def test_one_process_has_nothing_to_share(splits: Splits, tmp_path: Path) -> Non
     run(quick(), tmp_path / "plain", splits=splits)
     one, two = (RunDir(tmp_path / name).state_dict() for name in ("fsdp", "plain"))
     assert all(torch.equal(one[key], two[key]) for key in one)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs; gloo is tested above")
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_gpus_are_one(strategy: Any, splits: Splits, tmp_path: Path) -> None:
+    config = quick(device="cuda", strategy=strategy, optim=OptimConfig(clip=0.5))
+    done = together(tmp_path, {"shared": config, "killed": config}, "killed")
+    assert "Resume with" in done.stderr
+    run(config, tmp_path / "alone", splits=splits)
+    losses = [[row["loss"] for row in RunDir(tmp_path / n).log()] for n in ("alone", "shared")]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-3)

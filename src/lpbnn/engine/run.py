@@ -19,6 +19,7 @@ from lpbnn.engine.evaluate import Evaluation, evaluate
 from lpbnn.engine.files import RunError
 from lpbnn.engine.launch import ending_well, launch
 from lpbnn.engine.rundir import RunDir
+from lpbnn.engine.shares import check_shareable
 from lpbnn.engine.tally import NotFinite
 from lpbnn.engine.train import Training, fit
 from lpbnn.model import Model
@@ -94,6 +95,7 @@ def run(
     logs.check_tensorboard(config.tensorboard)
     model = build_model(config, info)
     _try_out(model, config, splits)
+    check_shareable(model, config)
     if fabric.is_global_zero:
         if overwrite and plan == "fresh":
             target.clear()

@@ -27,6 +27,8 @@ def is_sharded(config: RunConfig, fabric: "Fabric") -> bool:
 
 def check_shareable(model: Model, config: RunConfig) -> None:
     """Refuse by name what looks at single weights or gradients between steps, and what was not tested."""
+    if config.strategy != "fsdp":
+        return
     if type(model).after_step is not Model.after_step:
         raise ValueError(
             f"strategy is 'fsdp', but {config.method!r} looks at the weights after every step, and each "

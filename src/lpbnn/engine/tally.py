@@ -131,8 +131,8 @@ class Tally:
         return tensor.to(self.device)
 
     def _take_in(self, other: Seen) -> None:
-        for name, count in other.counts.items():
-            self.seen.counts[name] += count
+        for name, count in other.counts.items():  # not in place: this one's were given away
+            self.seen.counts[name] = self.seen.counts[name] + count
         for key, state in other.states.items():
             if key not in self.held:
                 self._make(key, state)

@@ -79,6 +79,7 @@ def fit(
     """
     fabric = fabric or launch(config)
     logs.check_tensorboard(config.tensorboard)
+    shares.check_shareable(model, config)
     where = "cpu" if shares.is_sharded(config, fabric) else fabric.device
     state = folder.checkpoint(where) if folder is not None and resume else None
     loop = _Loop(model, splits, config, fabric, folder, state)
@@ -121,7 +122,6 @@ class _Loop:
     def _placed(self, model: Model) -> Model:
         """The model on its device; or, where weights are kept in shares, the copy that is trained."""
         if self.sharded:
-            shares.check_shareable(model, self.config)
             return shares.in_shares(model, self.fabric)
         model.to(self.fabric.device)
         if self.config.channels_last:
