@@ -130,38 +130,43 @@ def predict(
     images: Annotated[Positional[tuple[Path, ...]], arg(metavar="IMAGE")],
     samples: int = 4,
     seed: int = 0,
+    out: Annotated[Path | None, arg(aliases=["-o"])] = None,
+    full_size: bool = False,
 ) -> None:
     """What a trained run says of image files, and how sure it is.
 
-    Uncertainties are in nats; the score is the method's own measure of how strange the input is.
+    Uncertainties are in nats; the score is the method's own measure of how strange the input is. Of a
+    segmentation run, -o DIR writes for each image NAME.png (input, classes, confidence, uncertainty,
+    with their keys) and NAME.npz (the maps as numbers).
 
     Args:
         run: folder of a finished run.
-        images: files of any format and size; they become grey or RGB and the network's size.
+        images: files of any format and size; they become grey or RGB and the network's size. A street
+            scene keeps its shape and gets the height the network was trained on.
         samples: draws of each member.
         seed: of the draws: the same seed, the same answer.
+        out: segmentation: folder for the maps.
+        full_size: segmentation: take the pictures as they are, however large.
     """
-    import lpbnn
-    from lpbnn.data.images import read_images
     from lpbnn.engine.run import load_run
+    from lpbnn.report import answers
 
     if not images:
         raise ValueError("no image was given. Fix: lpbnn predict RUN IMAGE...")
     loaded = load_run(run)
-    if loaded.data.task != "classification":
+    ask = answers.Question(loaded.model, loaded.data, samples, seed)
+    if loaded.data.task == "classification":
+        if out is not None or full_size:
+            raise ValueError(
+                f"{run} is a classification run: it has no maps for -o or --full-size."
+            )
+        console.print(answers.classified(ask, images))
+    elif loaded.data.task == "segmentation":
+        console.print(answers.segmented(ask, images, out, full_size))
+        if out is None:
+            console.print("For the maps give a folder: lpbnn predict RUN IMAGE... -o maps")
+    else:
         raise ValueError(f"{run} is a {loaded.data.task} run; predict shows classes of images.")
-    x = loaded.data.normalise(read_images(images, loaded.data.shape))
-    p = lpbnn.predict(loaded.model, x, samples=samples, seed=seed)
-    classes = loaded.data.classes or tuple(map(str, range(p.probs.shape[1])))
-    score = loaded.model.score(p)  # the method's own measure of strangeness
-    table = Table(*("image", "label", "confidence", "total", "aleatoric", "epistemic", "score"))
-    for i, path in enumerate(images):
-        numbers = (p.confidence[i], p.total[i], p.aleatoric[i], p.epistemic[i], score[i])
-        label = classes[int(p.labels[i])]
-        table.add_row(
-            escape(str(path)), escape(label), *(f"{float(value):.3f}" for value in numbers)
-        )
-    console.print(table)
 
 
 def experiment() -> None:

@@ -6,7 +6,7 @@ import matplotlib
 import numpy as np
 import pytest
 
-from lpbnn.report import figures, pictures
+from lpbnn.report import figures, maps, pictures
 from lpbnn.report.bars import member_bars
 from lpbnn.report.page import style
 from lpbnn.report.regression import Predicted, observed
@@ -153,12 +153,26 @@ def test_intervals_of_a_gaussian_hold_what_they_say() -> None:
 def test_pictures_are_small_and_keep_their_values() -> None:
     assert pictures.picture(np.full((3, 8, 8), 200, np.uint8)).getpixel((0, 0)) == (200, 200, 200)
     assert pictures.picture(np.full((1, 8, 8), 0.5)).getpixel((0, 0)) == (127, 127, 127)
-    assert pictures.picture(np.zeros((3, 360, 480), np.uint8)).size == (220, 165)
+    assert pictures.picture(np.zeros((3, 360, 480), np.uint8)).size == (240, 180)
     matrix = pictures.correlation(np.array([[1.0, -1.0], [np.nan, 0.5]]))
     assert matrix.getpixel((0, 0)) == (*pictures.POSITIVE, 255)
     assert matrix.getpixel((1, 0)) == (*pictures.NEGATIVE, 255)
     assert matrix.getpixel((0, 1)) == (*pictures.NEGATIVE, 0)
-    labels = pictures.classes(np.array([[0, 12, 255, 13]]), 13, outside=[13])
-    assert labels.getpixel((2, 0)) == (128, 128, 128)
-    assert labels.getpixel((3, 0)) == (0, 0, 0)
-    assert labels.getpixel((0, 0)) != labels.getpixel((1, 0))
+
+
+def test_maps_in_colours() -> None:
+    colours = maps.palette(("sky", "road"), 13)
+    assert len({tuple(colour) for colour in colours}) == 13
+    labels = maps.labelled(np.array([[0, 12, 255, 13]]), colours, anomaly=13).convert("RGB")
+    found = [labels.getpixel((x, 0)) for x in range(4)]
+    assert found == [maps.COLOURS["sky"], tuple(colours[12]), maps.VOID, maps.ANOMALY]
+    for scale, sure in ((maps.SURE, 1.0), (maps.UNSURE, 0.0)):
+        light = maps.shaded(np.array([[sure, 1 - sure, np.nan]]), scale=scale).convert("L")
+        assert light.getpixel((0, 0)) > 200 > 50 > light.getpixel((1, 0))  # pale is sure
+    mask = np.zeros((5, 6), bool)
+    mask[2, 2:4] = True
+    lined = np.array(maps.outlined(maps.shaded(np.ones((5, 6))), mask))
+    drawn = (lined == maps.ANOMALY).all(-1)
+    assert drawn.sum() == 10
+    assert not (drawn & mask).any()
+    assert maps.thinned(np.zeros((3, 720, 1280)), 240).shape == (3, 120, 214)

@@ -171,23 +171,29 @@ def test_segmentation(make: Make, tmp_path: Path) -> None:
         "examples/test/labels": labels,
         "examples/test/predicted": labels % 5,
         "examples/test/confidence": random.random((2, 24, 32)).astype(np.float32),
+        "examples/test/epistemic": 0.1 * random.random((2, 24, 32)).astype(np.float32),
         "examples/test/index": np.array([0, 9]),
     }
     data = info("segmentation", "streets", num_classes=5, classes=(), ood_index=5, ignore_index=255)
     numbers = {"miou": 0.5, "accuracy": 0.9, "nll": 0.3, "brier": 0.2, "ece": 0.1}
     detected = {"auroc": 0.9, "aupr": 0.1, "fpr95": 0.3}
+    alone = {**found, "examples/test/epistemic": np.zeros((2, 24, 32), np.float32)}
+    measured = {"test": numbers, "ood": {"pixels": detected, "pixels_pooled": detected}}
     runs = [
-        make(
-            m, data=data, corrupted=False, with_arrays=found, test=numbers, ood={"pixels": detected}
-        )
-        for m in ("mcp", "lpbnn")
+        make(m, data=data, corrupted=False, with_arrays=kept, uncertainty={"test": {}}, **measured)
+        for m, kept in (("mcp", alone), ("lpbnn", found))
     ]
     page = read(write_report(runs, tmp_path / "s.html"))
     assert "maps" in page.sections
     assert "members" not in page.sections
     assert "mIoU" in page.text["comparison"]
     pictures = [attrs for tag, attrs in page.tags if tag == "img"]
-    assert len(pictures) == 2 * (2 + 2 * 2)  # input, truth, and two maps of two methods
+    assert len(pictures) == 2 + 2 * (2 + 2 + 3)  # scales; input, truth, two and three maps
+    for said in ("anomaly", "void", "0.1 nats", "none: it is one network", "% anomalous"):
+        assert said in page.text["maps"], said
+    for said in ("anomalies: per image", "anomalies: pooled", "the paper's protocol"):
+        assert said in page.text["comparison"], said
+    assert "detection" not in page.sections
 
 
 def test_data_sets_have_a_part_each_and_methods_one_colour(

@@ -13,6 +13,17 @@ MODES = {1: "L", 3: "RGB"}
 DEEP = ("I", "I;16", "I;16B", "I;16L", "F")  # a conversion to 8 bits would clip, not scale
 
 
+def read_scene(path: Path | str, height: int | None) -> Tensor:
+    """One file to uint8 (3, H, W) of a height, its shape kept; None: of its own size."""
+    with opened(path) as picture:
+        colours = in_mode(picture, "RGB", path)
+        if height is not None and height != colours.height:
+            width = max(1, round(colours.width * height / colours.height))
+            colours = colours.resize((width, height), Image.Resampling.BICUBIC)
+        pixels = torch.from_numpy(np.asarray(colours, dtype=np.uint8).copy())
+    return pixels.permute(2, 0, 1).contiguous()
+
+
 def read_images(paths: Sequence[Path | str], shape: tuple[int, ...]) -> Tensor:
     """Files to uint8 (N, C, H, W): converted to grey or RGB, then resized to the network's size.
 

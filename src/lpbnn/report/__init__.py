@@ -17,8 +17,9 @@ svg         matplotlib's drawings as SVG that follows the page's colours
 figures     the drawings of classification; ``regression``: those of regression
 panels      the parts of the page that are figures
 bars        the members' bars of one image
-pictures    images and maps as PNG
-gallery     single images and what every method says of them
+pictures    images and matrices as PNG; ``maps``: maps of classes and of numbers, with their colours
+gallery     single images and what every method says of them; ``scenes``: the same of street scenes
+answers     what a run says of image files: ``lpbnn predict``
 settings    how the runs were made
 sections    the parts of the page, each left out where it has no data
 page        ``write_report``; ``style.css`` is its look

@@ -26,11 +26,13 @@ import numpy as np
 from lpbnn.engine.files import RunError, read_bytes, read_json
 from lpbnn.engine.rundir import CONFIG, DATA, ENVIRONMENT, PREDICTIONS, RunDir
 from lpbnn.metrics.info import METRICS
+from lpbnn.report import maps
 
 FORMAT = 1
 RESULTS_FORMAT = 1  # of results.json
 FIGURES = ("examples/", "reliability/", "histogram/", "posterior/")
 LARGEST = 2**18  # bytes of one array
+THUMBNAIL = 160  # pixels: the widest map of a street scene that is kept
 PARTS = ("ledger", "run", "sessions", "config", "data", "conventions", "results")
 
 Entry = dict[str, Any]
@@ -68,15 +70,33 @@ def arrays(path: Path) -> dict[str, np.ndarray]:
 def figure_bytes(path: Path) -> bytes | None:
     """The small arrays of a run, as a file; None where it has none."""
     found = {
-        name: array
+        name: kept
         for name, array in arrays(path).items()
-        if name.startswith(FIGURES) and array.nbytes <= LARGEST
+        if name.startswith(FIGURES) and (kept := _thumbnail(name, array)) is not None
     }
     if not found:
         return None
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **found)  # type: ignore[arg-type]
     return buffer.getvalue()
+
+
+def _thumbnail(name: str, array: np.ndarray) -> np.ndarray | None:
+    """A figure's array as it is, of maps a small one; None for what is too large for a ledger.
+
+    >>> maps = np.random.rand(4, 360, 480).astype(np.float32)
+    >>> small = _thumbnail("examples/test/confidence", maps)
+    >>> small.shape, small.dtype, float(abs(small - maps[:, ::3, ::3]).max()) < 0.003
+    ((4, 120, 160), dtype('float16'), True)
+    """
+    if name.startswith("examples/") and array.ndim > 2 and array.shape[-1] > THUMBNAIL:
+        if name.endswith("/aleatoric"):
+            return None  # not drawn
+        array = maps.thinned(array, THUMBNAIL)
+        if array.dtype.kind == "f":  # a picture has 256 colours, and steps are packed tighter
+            step = max(float(np.abs(array).max()), 1e-6) / 255
+            array = (np.round(array.astype(np.float32) / step) * step).astype(np.float16)
+    return array if array.nbytes <= LARGEST else None
 
 
 def is_entry(path: Path) -> bool:

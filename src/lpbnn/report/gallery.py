@@ -39,43 +39,27 @@ def member_grid(groups: Sequence[Group]) -> str:
         return ""
     body = ""
     for kind in kinds(able):
-        body += (
-            f'<tr class="kind"><th colspan="{len(able) + 1}"><span>{_title(kind)}</span></th></tr>'
-        )
-        for key, (run, place) in _places(able, kind).items():
+        body += f'<tr class="kind"><th colspan="{len(able) + 1}"><span>{kind_title(kind)}</span></th></tr>'
+        for key, (run, place) in places(able, kind).items():
             body += _row(able, Shown(kind, key), run, place)
-    made = f'<table class="grid" style="--n:{len(able)}">{_head(able)}<tbody>{body}</tbody></table>'
+    made = f'<table class="grid" style="--n:{len(able)}">{head(able)}<tbody>{body}</tbody></table>'
     return scroll(made, "Members' answers")
 
 
-def segmentation_grid(groups: Sequence[Group]) -> str:
-    """Input, truth, and every method's labels and confidence below each other."""
-    able = [g for g in groups if _maps(g.shown)]
-    if not able:
-        return ""
-    body = ""
-    for kind in kinds(able):
-        body += (
-            f'<tr class="kind"><th colspan="{len(able) + 2}"><span>{_title(kind)}</span></th></tr>'
-        )
-        for key, (run, place) in _places(able, kind).items():
-            body += _maps_row(able, Shown(kind, key), run, place)
-    head = _head(able).replace("</th>", "</th><th>Truth</th>", 1)
-    return scroll(f'<table class="grid maps">{head}<tbody>{body}</tbody></table>', "Segmentations")
-
-
-def _head(groups: Sequence[Group]) -> str:
+def head(groups: Sequence[Group], first: str = "Image") -> str:
+    """The names of the methods."""
     heads = "".join(f'<th scope="col">{name(group.label, group.index)}</th>' for group in groups)
-    return f'<thead><tr><th class="first">Image</th>{heads}</tr></thead>'
+    return f'<thead><tr><th class="first">{first}</th>{heads}</tr></thead>'
 
 
-def _title(kind: str) -> str:
+def kind_title(kind: str) -> str:
+    """A kind of examples in words."""
     part = kind.removeprefix("examples/")
     fixed = {"test": "Test images", "corrupted": "The same, corrupted"}
     return fixed.get(part) or f"Out of distribution: {esc(part.removeprefix('ood/'))}"
 
 
-def _keys(run: Run, kind: str) -> list[tuple[str, ...]]:
+def keys(run: Run, kind: str) -> list[tuple[str, ...]]:
     """What identifies an image: its place in the data set and, if any, its corruption."""
     if f"{kind}/index" not in run.arrays:
         return []
@@ -86,11 +70,11 @@ def _keys(run: Run, kind: str) -> list[tuple[str, ...]]:
     return [tuple(map(str, values)) for values in zip(*parts, strict=True)]
 
 
-def _places(groups: Sequence[Group], kind: str) -> dict[tuple[str, ...], tuple[Run, int]]:
+def places(groups: Sequence[Group], kind: str) -> dict[tuple[str, ...], tuple[Run, int]]:
     """Every image of a kind, and where the first run that has it keeps it."""
     found: dict[tuple[str, ...], tuple[Run, int]] = {}
     for group in groups:
-        for place, key in enumerate(_keys(group.shown, kind)):
+        for place, key in enumerate(keys(group.shown, kind)):
             found.setdefault(key, (group.shown, place))
     return found
 
@@ -113,8 +97,10 @@ def _row(groups: Sequence[Group], shown: Shown, run: Run, place: int) -> str:
 
 def _answer(run: Run, shown: Shown) -> np.ndarray | None:
     """The members' probabilities (S, C) of one image."""
-    keys, members = _keys(run, shown.kind), run.arrays.get(f"{shown.kind}/members")
-    return members[:, keys.index(shown.key)] if members is not None and shown.key in keys else None
+    known, members = keys(run, shown.kind), run.arrays.get(f"{shown.kind}/members")
+    return (
+        members[:, known.index(shown.key)] if members is not None and shown.key in known else None
+    )
 
 
 def _classes(answers: Sequence[np.ndarray], label: int) -> list[int]:
@@ -154,31 +140,3 @@ def _input(run: Run, shown: Shown, place: int, names: Sequence[str], label: int)
         what = f"{shown.key[1].replace('_', ' ')}, severity {shown.key[2]}; {what}"
     made = pictures.data_uri(pictures.picture(values))
     return f"{image(made, what, values.shape[-1] < SMALL, 56)}<span>{esc(what)}</span>"
-
-
-def _maps(run: Run) -> bool:
-    predicted = run.arrays.get("examples/test/predicted")
-    return run.data.task == "segmentation" and predicted is not None and predicted.ndim == 3
-
-
-def _maps_row(groups: Sequence[Group], shown: Shown, run: Run, place: int) -> str:
-    info = run.data
-    outside = [] if info.ood_index is None else [info.ood_index]
-
-    def labels(values: np.ndarray, what: str) -> str:
-        made = pictures.classes(values, info.num_classes or 1, outside)
-        return image(pictures.data_uri(made), what, width=160)
-
-    values = run.arrays[f"{shown.kind}/images"][place]
-    picture = image(pictures.data_uri(pictures.picture(values)), "input", width=160)
-    cells = f"<td>{labels(run.arrays[f'{shown.kind}/labels'][place], 'truth')}</td>"
-    for group in groups:
-        keys = _keys(group.shown, shown.kind)
-        if shown.key not in keys:
-            cells += "<td></td>"
-            continue
-        here, arrays = keys.index(shown.key), group.shown.arrays
-        sure = pictures.shares(arrays[f"{shown.kind}/confidence"][here])
-        cells += f"<td>{labels(arrays[f'{shown.kind}/predicted'][here], 'prediction')}"
-        cells += f"{image(pictures.data_uri(sure), 'confidence', width=160)}</td>"
-    return f'<tr><th class="first">{picture}</th>{cells}</tr>'

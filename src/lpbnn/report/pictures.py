@@ -1,13 +1,13 @@
-"""Images and maps as PNG inside the page."""
+"""Images and matrices as PNG inside the page."""
 
 import base64
 import io
-from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image
 
-WIDEST = 220  # pixels: street scenes are shown as thumbnails
+WIDEST = 240  # pixels: larger images are shown as thumbnails
+BOX = Image.Resampling.BOX
 # Positive, negative: opaque at one, clear at zero, so that it reads on a light and a dark page.
 POSITIVE, NEGATIVE = (58, 110, 205), (222, 110, 40)
 
@@ -39,22 +39,6 @@ def correlation(matrix: np.ndarray) -> Image.Image:
     return Image.fromarray(np.concatenate([pixels, alpha], -1).astype(np.uint8), "RGBA")
 
 
-def classes(labels: np.ndarray, count: int, outside: Sequence[int] = ()) -> Image.Image:
-    """A map of class numbers in distinct colours; ``outside`` (the anomaly) in black."""
-    palette = _palette(count)
-    known = (labels >= 0) & (labels < count)
-    pixels = np.where(known[..., None], palette[labels.clip(0, count - 1)], np.uint8(128))
-    for value in outside:
-        pixels[labels == value] = 0
-    return _thumbnail(Image.fromarray(pixels.astype(np.uint8)), Image.Resampling.NEAREST)
-
-
-def shares(values: np.ndarray) -> Image.Image:
-    """A map of numbers in [0, 1], black to white."""
-    pixels = (np.nan_to_num(values).clip(0, 1) * 255).astype(np.uint8)
-    return _thumbnail(Image.fromarray(pixels))
-
-
 def similar_first(matrix: np.ndarray) -> np.ndarray:
     """An order in which neighbours correlate: by the angle between the first two eigenvectors.
 
@@ -72,16 +56,7 @@ def similar_first(matrix: np.ndarray) -> np.ndarray:
     return np.roll(order, -int(np.argmax(gaps)) - 1)  # the circle is cut where it is thinnest
 
 
-def _palette(count: int) -> np.ndarray:
-    """Hues a golden angle apart: any number of classes, the same colours every time."""
-    hue = (np.arange(count) * 0.618034) % 1
-    light = 0.55 + 0.3 * ((np.arange(count) % 3) - 1) / 2
-    wave = np.array([0, 1 / 3, 2 / 3])
-    rgb = light[:, None] + 0.35 * np.cos(2 * np.pi * (hue[:, None] - wave))
-    return (rgb.clip(0, 1) * 255).astype(np.uint8)
-
-
-def _thumbnail(image: Image.Image, how: Image.Resampling = Image.Resampling.BOX) -> Image.Image:
+def _thumbnail(image: Image.Image) -> Image.Image:
     if image.width <= WIDEST:
         return image
-    return image.resize((WIDEST, round(image.height * WIDEST / image.width)), how)
+    return image.resize((WIDEST, round(image.height * WIDEST / image.width)), BOX)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from lpbnn.report import contents, gallery, html, settings
+from lpbnn.report import contents, gallery, html, scenes, settings
 from lpbnn.report.panels import (
     calibration,
     corruption,
@@ -69,11 +69,12 @@ def members(groups: Sequence[Group]) -> str:
 
 
 def maps(groups: Sequence[Group]) -> str:
-    """Segmentation: input, truth, prediction, confidence."""
+    """The paper's figure of segmentation."""
     return html.said(
-        "Above the predicted labels, below the confidence, from black (0) to white (1): what is out "
-        "of distribution, black in the truth, should be dark.",
-        gallery.segmentation_grid(groups),
+        "An object that no network was trained on has no right class: where the outline is, a good network "
+        "is unsure, so its two lower maps are dark inside and pale around. Test scenes with large "
+        "anomalies, the same for all; of several seeds the first is shown.",
+        scenes.segmentation_grid(groups),
     )
 
 

@@ -1,0 +1,172 @@
+"""What a trained run says of single files: a table of classes, or maps with a picture to look at."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from rich.markup import escape
+from rich.table import Table
+
+from lpbnn.data.images import read_images, read_scene
+from lpbnn.engine.build import DataInfo
+from lpbnn.model import Model
+from lpbnn.predict import Prediction, predict
+from lpbnn.report import maps
+
+COLUMNS = ("label", "confidence", "total", "aleatoric", "epistemic", "score")
+UNSURE = 0.5  # confidence below which no class has the majority
+SHOWN = 4  # classes named in the terminal
+
+
+@dataclass(frozen=True)
+class Question:
+    """A trained model, and how it is to be asked."""
+
+    model: Model
+    data: DataInfo
+    samples: int = 4
+    seed: int = 0
+
+    def __call__(self, images: torch.Tensor, keep_members: bool = True) -> Prediction:
+        """The answer for raw images, uint8 (N, C, H, W)."""
+        x = self.data.normalise(images)
+        how = {"samples": self.samples, "seed": self.seed, "keep_members": keep_members}
+        return predict(self.model, x, **how)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.data.classes or tuple(map(str, range(self.data.num_classes or 0)))
+
+
+def classified(ask: Question, images: Sequence[Path]) -> Table:
+    """The label of every image, how sure, and how much of the doubt is ignorance."""
+    p = ask(read_images(images, ask.data.shape))
+    score = ask.model.score(p)  # the method's own measure of strangeness
+    table = Table("image", *COLUMNS)
+    for i, path in enumerate(images):
+        numbers = (p.confidence[i], p.total[i], p.aleatoric[i], p.epistemic[i], score[i])
+        label = ask.classes[int(p.labels[i])]
+        texts = (f"{float(value):.3f}" for value in numbers)
+        table.add_row(escape(str(path)), escape(label), *texts)
+    return table
+
+
+def segmented(
+    ask: Question, images: Sequence[Path], out: Path | None = None, full_size: bool = False
+) -> Table:
+    """A line for every scene; with ``out`` also its maps, as a picture and as numbers."""
+    names = _names(images)
+    table = Table("image", "classes, by share of pixels", "confidence", "unsure %", "epistemic")
+    for path, name in zip(images, names, strict=True):
+        picture = read_scene(path, None if full_size else ask.data.shape[1])
+        p = ask(
+            picture[None], keep_members=False
+        )  # one by one: sizes differ, and memory is bounded
+        found = {
+            "labels": p.labels[0].to(torch.uint8 if len(ask.classes) < 256 else torch.int32),
+            "confidence": p.confidence[0],
+            "aleatoric": p.aleatoric[0],
+            "epistemic": p.epistemic[0],
+            "score": ask.model.score(p)[0],
+        }
+        arrays = {key: value.cpu().numpy() for key, value in found.items()}
+        sure = arrays["confidence"]
+        table.add_row(
+            escape(path.name),
+            escape(_largest(arrays["labels"], ask.classes)),
+            f"{sure.mean():.3f}",
+            f"{100 * (sure < UNSURE).mean():.1f}",
+            f"{arrays['epistemic'].mean():.3f}",
+        )
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            named: dict[str, Any] = {"classes": np.array(ask.classes), **arrays}
+            np.savez_compressed(out / f"{name}.npz", **named)
+            overview(picture.numpy(), arrays, ask.classes).savefig(out / f"{name}.png")
+    table.caption = f"means over the pixels; unsure: confidence below {UNSURE}; epistemic in nats"
+    if out is not None:
+        table.caption += f". Maps: {escape(str(out))}/NAME.png, as numbers NAME.npz"
+    return table
+
+
+def overview(picture: np.ndarray, arrays: dict[str, np.ndarray], classes: Sequence[str]) -> Figure:
+    """Input and classes above, confidence and epistemic uncertainty below, each with its key."""
+    rows, columns = arrays["labels"].shape
+    wide = 6.0  # inches of a map
+    tall = wide * rows / columns
+    colours = maps.palette(classes, len(classes))
+    there = _shares(arrays["labels"])
+    lines = -(-len(there) // 7)
+    figure = Figure((2 * wide + 1.2, 2 * tall + 0.9 + 0.25 * lines), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    top, bottom = figure.subplots(2, 2)
+    _map(top[0], np.moveaxis(picture, 0, -1), "input")
+    _map(top[1], colours[arrays["labels"]], "predicted class")
+    kind, title = "epistemic", "epistemic uncertainty: what the members disagree about"
+    if not arrays[kind].any():
+        kind, title = "aleatoric", "uncertainty: entropy (one network has no epistemic part)"
+    end = maps.round_top(arrays[kind])
+    sure = "confidence: probability of the predicted class"
+    _scaled(bottom[0], arrays["confidence"], 1.0, maps.SURE, sure, "dark: unsure")
+    _scaled(bottom[1], arrays[kind], end, maps.UNSURE, title, "nats; dark: unsure")
+    patches = []
+    for number, share in there.items():
+        red, green, blue = (float(part) / 255 for part in colours[number])
+        text = f"{classes[number]} {_percent(share)}"
+        patches.append(Patch(facecolor=(red, green, blue), edgecolor="0.7", label=text))
+    figure.legend(handles=patches, loc="outside lower center", ncols=7, frameon=False, fontsize=10)
+    return figure
+
+
+def _scaled(axes: Axes, values: np.ndarray, top: float, scale: str, title: str, unit: str) -> None:
+    """A map of numbers with its scale, as tall as the map."""
+    _map(axes, np.asarray(maps.shaded(values, top, scale).convert("RGB")), title)
+    beside = axes.inset_axes((1.02, 0.0, 0.025, 1.0))
+    bar = axes.figure.colorbar(ScalarMappable(Normalize(0, top), scale), cax=beside)
+    bar.set_label(unit, fontsize=9)
+    bar.ax.tick_params(labelsize=9)
+
+
+def _map(axes: Axes, pixels: np.ndarray, title: str) -> None:
+    axes.imshow(pixels, interpolation="nearest")
+    axes.set_title(title, fontsize=11, loc="left")
+    axes.set_axis_off()
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.01 else "< 1 %"
+
+
+def _shares(labels: np.ndarray) -> dict[int, float]:
+    """The classes that occur and their shares of the pixels, the largest first."""
+    numbers, counts = np.unique(labels, return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    return {int(numbers[i]): float(counts[i] / labels.size) for i in order}
+
+
+def _largest(labels: np.ndarray, classes: Sequence[str]) -> str:
+    """The classes with the most pixels."""
+    found = list(_shares(labels).items())[:SHOWN]
+    return ", ".join(f"{classes[number]} {_percent(share)}" for number, share in found)
+
+
+def _names(images: Sequence[Path]) -> list[str]:
+    """What the files are called that belong to each image; two that would share one are refused."""
+    names = [path.stem for path in images]
+    for name in names:
+        if names.count(name) > 1:
+            same = [str(path) for path in images if path.stem == name]
+            raise ValueError(
+                f"{' and '.join(same)} would both write {name}.png. Fix: rename one of them, or give them "
+                "one at a time, with another -o."
+            )
+    return names
