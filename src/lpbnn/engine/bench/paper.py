@@ -106,12 +106,12 @@ def code_operations(
 ) -> int:
     """Of the autoencoders: m inputs to 2 k numbers for each member, and k numbers back for each draw.
 
-    In training both once more for the penalties, and backward: the gradient of the encoder's weight (r is
-    kept as drawn), the decoder's two.
+    In training k numbers back once more, the mean for the penalties; and backward the gradient of the
+    encoder's weight (r is kept as drawn) and the two of the decoder, twice.
     """
     inputs = sum(layer.inputs for layer in layers if layer.converted)
     once = 2 * members * latent * inputs
-    return once * (2 * (2 + 1) + 2 * (2 + 2)) if training else once * (2 + samples)
+    return once * ((2 + 1 + 1) + (2 + 2 * 2)) if training else once * (2 + samples)
 
 
 def scaled_numbers(layers: Sequence[Layer], batch: int) -> int:

@@ -14,7 +14,7 @@ from lpbnn.engine.bench.record import Case, Mode
 from lpbnn.engine.bench.workload import REFERENCE, Workload, has_members, workload
 from lpbnn.engine.config import Precision
 
-METHODS = ("batchensemble", "lpbnn", "rank1", "meanfield", "ensemble")
+METHODS = ("lpbnn", "batchensemble", "rank1", "meanfield", "ensemble")
 BACKBONES = ("wrn-28-10", "wrn-16-4", "resnet18", "deeplab")
 
 

@@ -48,7 +48,7 @@ def networks(records: Sequence[Record]) -> list[Table]:
     """A table for every backbone and mode; every cell a number and how many times plain it is."""
     rows = [row for record in records for row in record.rows]
     order = {key: i for i, key in enumerate(dict.fromkeys(_group(row) for row in rows))}
-    rows.sort(key=lambda row: (order[_group(row)], _rank(row), row.case.members))
+    rows.sort(key=lambda row: (order[_group(row)], by_method(row)))
     return [
         _network_table(backbone, mode, list(part))
         for (backbone, mode), part in groupby(rows, key=_group)
@@ -123,9 +123,11 @@ def _group(row: Row) -> tuple[str, str]:
     return row.case.backbone, row.case.mode
 
 
-def _rank(row: Row) -> int:
+def by_method(row: Row) -> tuple[int, int]:
+    """The place of a row in a table: as the methods are listed above, then by J."""
     names = list(NAMES)
-    return names.index(row.case.method) if row.case.method in names else len(names)
+    place = names.index(row.case.method) if row.case.method in names else len(names)
+    return place, row.case.members
 
 
 def _time(compared: Compared | None) -> str:

@@ -1,0 +1,61 @@
+"""lpbnn bench on a GPU: every mode has its rows, and memory is that of one model alone."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lpbnn.cli import main
+from lpbnn.engine.bench.networks import measure
+from lpbnn.engine.bench.plan import METHODS, Plan
+from lpbnn.engine.bench.record import Mode, Record
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+
+
+def quick(
+    methods: tuple[str, ...], modes: tuple[Mode, ...], members: tuple[int, ...] = (4,)
+) -> Plan:
+    return Plan(
+        ("small-cnn",), methods, members, modes, repeats=3, image=(16, 16), batch=16, test_batch=16
+    )
+
+
+def test_eager_and_recorded() -> None:
+    record = measure(quick((*METHODS, "tradi"), ("eager", "graph")))
+    assert not record.failed
+    assert len(record.rows) == 2 * 7
+    for row in record.rows:
+        assert row.train is not None
+        assert (row.predict is None) == (row.case.mode == "graph")
+        assert (row.size.train_bytes or 0) > 12 * row.size.parameters
+    assert record.environment["device"] == torch.cuda.get_device_name()
+
+
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+def test_compiled_for_several_sizes() -> None:
+    """The second number of members must not be taken for one that changes from call to call."""
+    record = measure(quick(("lpbnn",), ("compiled",), (4, 2)))
+    assert not record.failed
+    assert [row.case.members for row in record.rows] == [1, 4, 2]
+    assert all(row.predict is not None for row in record.rows)
+
+
+def test_memory_is_that_of_one_model_alone() -> None:
+    alone = measure(quick(("lpbnn",), ("graph",))).rows[-1].size.train_bytes
+    later = measure(quick(("ensemble", "lpbnn"), ("graph",))).rows[-1].size.train_bytes
+    assert alone is not None
+    assert later == pytest.approx(alone, rel=0.05)
+
+
+def test_draws(tmp_path: Path) -> None:
+    path = tmp_path / "draws.json"
+    choice = ("--backbone", "small-cnn", "--samples", "4", "--images", "64", "--repeats", "2")
+    main(["bench", "draws", *choice, "--json", str(path)])
+    assert path.exists()
+
+
+def test_a_record_of_a_gpu_is_read_again(tmp_path: Path) -> None:
+    record = measure(quick(("lpbnn",), ("eager",)))
+    record.write(tmp_path / "bench.json")
+    assert Record.read(tmp_path / "bench.json") == record
