@@ -20,11 +20,8 @@ from lpbnn.data import Splits
 from lpbnn.engine import AugmentConfig, EvalConfig, OptimConfig, RunConfig, ScheduleConfig, files
 from lpbnn.engine.build import load_data
 from lpbnn.engine.evaluate import evaluate
-from lpbnn.engine.launch import launch
 from lpbnn.engine.run import load_run, run
 from lpbnn.engine.rundir import FILES, RunDir
-from lpbnn.engine.shares import check_shareable
-from lpbnn.model import Model
 
 # Every process runs all configs; which one wrote what is seen from what it returned.
 WORKER = """
@@ -271,22 +268,6 @@ def test_ctrl_c_stops_all_and_one_says_how_to_go_on(tmp_path: Path) -> None:
     assert running.returncode == 130, errors
     assert errors.count("Resume with") == 1, errors
     assert "Traceback" not in errors
-
-
-def test_what_cannot_be_started_or_shared_is_refused() -> None:
-    with pytest.raises(ValueError, match="nodes is 2, .* torchrun --nnodes 2 --nproc-per-node 1"):
-        launch(quick(nodes=2))
-    model = Model(torch.nn.Identity())
-    for changes, what in (({"compile": True}, "compile"), ({"precision": "fp16"}, "fp16")):
-        with pytest.raises(ValueError, match=f"does not go with .*{what}"):
-            check_shareable(model, quick(strategy="fsdp", **changes))
-
-
-def test_one_process_has_nothing_to_share(splits: Splits, tmp_path: Path) -> None:
-    run(quick(strategy="fsdp"), tmp_path / "fsdp", splits=splits)
-    run(quick(), tmp_path / "plain", splits=splits)
-    one, two = (RunDir(tmp_path / name).state_dict() for name in ("fsdp", "plain"))
-    assert all(torch.equal(one[key], two[key]) for key in one)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs; gloo is tested above")

@@ -143,6 +143,8 @@ def ending_well(fabric: "Fabric", farewell: Callable[[], str]) -> Iterator[None]
     try:
         with _termination_as_interrupt():
             yield
+    except Interrupted:
+        raise  # a block inside this one knew more
     except KeyboardInterrupt as error:
         raise Interrupted(farewell()) from error
     except RuntimeError as error:

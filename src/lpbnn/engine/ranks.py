@@ -24,6 +24,8 @@ class Ranks:
     def __init__(self, fabric: "Fabric | None" = None) -> None:
         self.rank = 0 if fabric is None else fabric.global_rank
         self.world = 1 if fabric is None else fabric.world_size
+        self.wait = _nobody if fabric is None else fabric.barrier
+        """Until all are here."""
 
     def share(self, count: int) -> range:
         """Which of ``count`` pieces of work are this process's: every ``world``-th."""
@@ -41,11 +43,6 @@ class Ranks:
         """Whether all say yes."""
         return all(self.gather(ok))
 
-    def wait(self) -> None:
-        """Until all are here."""
-        if self.world > 1:
-            distributed.barrier()
-
     def same_buffers(self, model: nn.Module) -> None:
         """Statistics of rank 0's share of the data (batch norm's) become those of all.
 
@@ -55,3 +52,7 @@ class Ranks:
             with torch.no_grad():
                 for buffer in model.buffers():
                     distributed.broadcast(buffer, 0)
+
+
+def _nobody() -> None:
+    """To wait for."""

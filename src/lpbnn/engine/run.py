@@ -82,12 +82,26 @@ def run(
     target = RunDir(folder)
     config = target.config() if config is None else resolved(config)
     fabric = launch(config)
+    early = "stopped before anything was trained or measured. Start it again the same way."
+    with ending_well(fabric, lambda: early):
+        return _run(config, target, fabric, resume, overwrite, splits)
+
+
+def _run(
+    config: RunConfig,
+    target: RunDir,
+    fabric: "Fabric",
+    resume: bool,
+    overwrite: bool,
+    splits: Splits | None,
+) -> dict[str, Any]:
+    """The run of one process."""
     plan = _together(fabric, lambda: _plan(config, target, resume, overwrite))
     if plan == "finished":
         if config.to_data()["evaluate"] == target.results()["evaluate"]:
             return target.results()
         # Trained already, but measured otherwise.
-        return reevaluate(folder, config.evaluate, splits, fabric)
+        return reevaluate(target.path, config.evaluate, splits, fabric)
     with fabric.rank_zero_first(local=True):  # one process of a node fetches files, the others read
         splits = splits if splits is not None else load_data(config)
     info = DataInfo.of(splits)
@@ -103,7 +117,7 @@ def run(
         target.add_session(environment(fabric.device, fabric.world_size))
     training = fit(model, splits, config, fabric, target, resume=plan == "resume")
     over = "training is over, the evaluation was stopped. Resume with: lpbnn train --resume"
-    with ending_well(fabric, lambda: f"{over} {folder}"):
+    with ending_well(fabric, lambda: f"{over} {target.path}"):
         if fabric.is_global_zero:
             target.save_weights(model)
         return _measure(target, model, splits, config, fabric, _train_results(training, config))
