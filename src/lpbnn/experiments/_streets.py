@@ -86,8 +86,8 @@ class StreetConfig(Work):
     """None: 0.1, the paper's; of a short schedule 0.05."""
     samples: int = 1
     """Draws of each member in the evaluation."""
-    compile: bool = False
-    """Compile the step: pays for itself in long schedules only."""
+    compile: bool | None = None
+    """On a GPU, compile the step; None: for full schedules, which are long enough to pay for it."""
 
 
 def chosen(config: StreetConfig) -> tuple[str, ...]:
@@ -156,7 +156,8 @@ def settings(config: StreetConfig, row: str, seed: int, preset: str) -> RunConfi
     )
     if not torch.cuda.is_available():
         return run
-    return replace(run, precision="bf16", channels_last=True, compile=config.compile)
+    compiled = config.compile if config.compile is not None else not (fast or generated)
+    return replace(run, precision="bf16", channels_last=True, compile=compiled)
 
 
 def configs(config: StreetConfig) -> dict[str, RunConfig]:

@@ -13,16 +13,17 @@ from lpbnn.report.html import esc, image, scroll
 from lpbnn.report.pictures import data_uri, picture
 from lpbnn.report.runs import Group, Run
 
-WIDTH = 168  # of a map on the page, in pixels
+ROOM, LARGEST, SMALLEST = 1060, 168, 112  # pixels of the page for all columns; width of a map
 ROWS = {"predicted": "prediction", "confidence": "confidence", "epistemic": "epistemic uncertainty"}
 
 
 class Look(NamedTuple):
-    """What all maps of a data set share: colours, the number of the anomaly, the end of the scale."""
+    """What all maps share: colours, the number of the anomaly, the end of the scale, the width."""
 
     colours: np.ndarray
     anomaly: int | None
     top: float
+    width: int
 
 
 def segmentation_grid(groups: Sequence[Group]) -> str:
@@ -32,7 +33,8 @@ def segmentation_grid(groups: Sequence[Group]) -> str:
         return ""
     info = able[0].shown.data
     colours = maps.palette(info.classes, info.num_classes or 1)
-    look = Look(colours, info.ood_index, _top(able))
+    width = min(LARGEST, max(SMALLEST, ROOM // (len(able) + 1) - 6))
+    look = Look(colours, info.ood_index, _top(able), width)
     body = ""
     for kind in kinds(able):
         title = kind_title(kind)
@@ -76,8 +78,9 @@ def _scene(
     shown = picture(maps.thinned(run.arrays[f"{kind}/images"][place]))
     share = f", {100 * strange.mean():.1f} % anomalous" if strange.any() else ""
     beside = [
-        _shown(shown, "input") + "<span>input</span>",
-        _shown(maps.labelled(truth, look.colours, look.anomaly), "truth") + "<span>truth</span>",
+        _shown(shown, "input", look) + "<span>input</span>",
+        _shown(maps.labelled(truth, look.colours, look.anomaly), "truth", look)
+        + "<span>truth</span>",
         f"<span>test image {esc(key[0])}{share}</span>",
     ]
     rows = ""
@@ -105,15 +108,18 @@ def _cell(
     elif name == "confidence":
         made = maps.shaded(values)
     elif not values.any():
-        return '<span class="said">none: it is one network</span>'
+        why = (
+            "none: it is one network" if run.at("cost", "members") == 1 else "0: its members agree"
+        )
+        return f'<span class="said">{why}</span>'
     else:
         made = maps.shaded(values, look.top, maps.UNSURE)
     outline = strange if strange.shape == values.shape else np.zeros_like(values, bool)
-    return _shown(maps.outlined(made, outline), ROWS[name])
+    return _shown(maps.outlined(made, outline), ROWS[name], look)
 
 
-def _shown(made: Image.Image, what: str) -> str:
-    return image(data_uri(made), what, pixelated=made.width < WIDTH, width=WIDTH)
+def _shown(made: Image.Image, what: str, look: Look) -> str:
+    return image(data_uri(made), what, pixelated=made.width < look.width, width=look.width)
 
 
 def _has_maps(run: Run) -> bool:
