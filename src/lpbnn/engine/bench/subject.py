@@ -88,7 +88,8 @@ class Predictor:
         self.fabric, workload = subject.fabric, subject.workload
         self.model: Model = copy.deepcopy(subject.model)
         self.model.eval()
-        self.model.after_fit([(subject.x, subject.y)])  # tradi draws its networks here
+        with self.fabric.autocast():
+            self.model.after_fit([(subject.x, subject.y)])  # tradi draws its networks here
         if subject.case.mode == "compiled":
             for net in _networks(self.model):
                 net.compile(dynamic=False)
