@@ -181,9 +181,9 @@ class MCDropout(Model):
 
     def _rows(self, args: tuple[Any, ...], kwargs: dict[str, Any], members: int) -> Tensor:
         batch = batch_size(args, kwargs)
-        if self.stage:
+        if self.stage and members > 1:  # one pass, as in training, has nothing to repeat
             self._spread_at.plan = (batch, members, "repeat")
-        else:
+        elif not self.stage:
             args, kwargs = spread_tree((args, kwargs), batch, members)
         try:
             outputs = self.readout(self.net(*args, **kwargs))
