@@ -23,7 +23,7 @@ def make_optimizer(
     optim = config.optim
     groups = model.parameter_groups(weight_decay=optim.weight_decay, lr=optim.lr)
     for pattern, factor in optim.parts.items():
-        groups = _slowed(groups, _matching(model, pattern), factor, optim.lr)
+        groups = _slowed(groups, matching(model, pattern), factor, optim.lr)
     for group in groups:
         group["initial_lr"] = group.setdefault("lr", optim.lr)
     # One kernel for all weights. It unscales fp16 gradients itself, and so cannot be clipped before.
@@ -37,7 +37,7 @@ def make_optimizer(
     )
 
 
-def _matching(model: Model, pattern: str) -> set[int]:
+def matching(model: Model, pattern: str) -> set[int]:
     """The parameters whose path in the network, or in each network of an ensemble, fits a glob."""
     paths = {id(p): _MEMBER.sub("", name) for name, p in model.named_parameters()}
     found = {key for key, path in paths.items() if fnmatchcase(path, pattern)}

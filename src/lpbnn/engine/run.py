@@ -18,6 +18,7 @@ from lpbnn.engine.environment import environment
 from lpbnn.engine.evaluate import Evaluation, evaluate
 from lpbnn.engine.files import RunError
 from lpbnn.engine.launch import ending_well, launch
+from lpbnn.engine.optim import matching
 from lpbnn.engine.rundir import RunDir
 from lpbnn.engine.shares import check_shareable
 from lpbnn.engine.tally import NotFinite
@@ -108,6 +109,8 @@ def _run(
     check_corruptions(config.evaluate, info)
     logs.check_tensorboard(config.tensorboard)
     model = build_model(config, info)
+    for pattern in config.optim.parts:
+        matching(model, pattern)  # told before anything is written
     _try_out(model, config, splits)
     check_shareable(model, config)
     if fabric.is_global_zero:
