@@ -220,7 +220,7 @@ def test_a_strange_file_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "x.json").write_text('{"rows": []}')
     with pytest.raises(SystemExit):
         main(["bench", "show", str(tmp_path / "x.json")])
-    assert "is not what lpbnn bench writes" in capsys.readouterr().err.replace("\n", " ")
+    assert "is not what lpbnn bench writes" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_papers_runtime_table(capsys: pytest.CaptureFixture[str]) -> None:
