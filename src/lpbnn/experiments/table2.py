@@ -1,7 +1,7 @@
 """Table 2: semantic segmentation of street scenes, and detection of objects never seen.
 
 Command: ``lpbnn experiment table2`` trains all eight rows on generated scenes with a small DeepLabv3+, in
-minutes on two CPU cores. With ``--data-root DIR`` it takes what DIR holds of StreetHazards,
+six minutes on two CPU cores. With ``--data-root DIR`` it takes what DIR holds of StreetHazards,
 BDD-Anomaly and CamVid-Anomaly, with the paper's ResNet-50, batch of 4, polynomial schedule and 25 epochs;
 ``--preset camvid-anomaly-fast --pretrained resnet50.safetensors`` is 60 epochs of CamVid (5,460 steps),
 meant for a minute or two a run on one H200. ``--ledger results/camvid-anomaly`` keeps each run's numbers
@@ -81,6 +81,8 @@ def run(config: Config, console: Console) -> Path:
     rows = chosen(config)
     runs = work(config, lambda: configs(config), console, {VARIANTS[row].method for row in rows})
     found = [one for one in runs if not config.methods or _row(one) in rows]
+    order = list(VARIANTS)
+    found.sort(key=lambda one: order.index(row) if (row := _row(one)) in order else len(order))
     written = show(found, config.report, console, "Table 2", comparison)
     if not any(one.data.name in PAPER for one in found):
         console.print(_published())
