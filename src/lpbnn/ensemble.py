@@ -23,7 +23,8 @@ from lpbnn.model import Model, Terms, as_call, batch_size, total, two_groups
 from lpbnn.norms import MemberNorm, is_batch_norm
 from lpbnn.stages import SpreadAt, check_stage, find_stages
 
-FULL_BATCH = 256  # examples that keep a GPU busy without a second member beside them
+# Numbers in a batch that keep a device busy without a second member beside them.
+FULL = {"cpu": 2**16, "cuda": 2**19}
 
 BatchNormMode = Literal["shared", "member"]
 BATCH_NORM_MODES: tuple[str, ...] = get_args(BatchNormMode)
@@ -160,14 +161,13 @@ class FastWeightEnsemble(Model):
             yield run
 
     def _better_in_turn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a batch fills a GPU by itself: then each member is a plain network with its own weights.
+        """Whether a batch fills the device by itself: then each member is a plain network with its weights.
 
         Where a part of the network is shared by the members, they stay together behind it.
         """
-        on_gpu = any(
-            leaf.is_cuda for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)
-        )
-        return on_gpu and "" in self.stages and batch_size(args, kwargs) >= FULL_BATCH
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        full = FULL["cpu" if all(tensor.device.type == "cpu" for tensor in tensors) else "cuda"]
+        return "" in self.stages and sum(tensor.numel() for tensor in tensors) >= full
 
     def loss(self, x: Any, y: Tensor) -> Terms:
         shared = self.shared()

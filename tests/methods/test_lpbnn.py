@@ -61,10 +61,10 @@ def test_four_draws_of_one_example_vary_a_quarter_as_much() -> None:
         model = built(noise=noise, log_variance=0.0)
         torch.manual_seed(1)
         with torch.no_grad():
-            found[noise] = torch.stack([model.loss(x, y)["nll"] for _ in range(2000)])
-    error = (found["pass"].var() / 2000 + found["example"].var() / 2000).sqrt()
+            found[noise] = torch.stack([model.loss(x, y)["nll"] for _ in range(600)])
+    error = (found["pass"].var() / 600 + found["example"].var() / 600).sqrt()
     assert (found["pass"].mean() - found["example"].mean()).abs() < 4 * error
-    assert 0.2 < found["example"].var() / found["pass"].var() < 0.31
+    assert 0.18 < found["example"].var() / found["pass"].var() < 0.34
 
 
 @pytest.mark.parametrize("mode", ["split", "repeat"])
