@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lpbnn import layers
+import lpbnn
+from lpbnn import fastconv, layers
 from lpbnn.factors import PointFactors
 from lpbnn.fastconv import geometry, member_convolution
 from lpbnn.layers import FastWeight
@@ -86,14 +87,68 @@ def test_one_activation_is_kept() -> None:
     assert sum(tensor.numel() >= given[0].numel() for tensor in kept) == 1
 
 
-def test_factors_of_zero_give_finite_gradients() -> None:
-    layer = CONVOLUTIONS["plain"]().double()
-    x, weight, r, s = inputs(layer, by_row=False)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_factors_of_zero_give_finite_gradients(dtype: torch.dtype) -> None:
+    layer = CONVOLUTIONS["plain"]().to(dtype)
+    x, weight, r, s = (t.detach().to(dtype) for t in inputs(layer, by_row=False))
     how = geometry(layer)
     assert how is not None
     zero = torch.zeros_like(r).requires_grad_()
-    grads = torch.autograd.grad(member_convolution(x, weight, zero, s, how).sum(), (zero, s))
+    s[0] = 0
+    grads = torch.autograd.grad(
+        member_convolution(x, weight, zero, s.requires_grad_(), how).sum(), (zero, s)
+    )
     assert all(grad.isfinite().all() for grad in grads)
+
+
+def test_a_row_may_come_in_windows() -> None:
+    """Swin's windows or a video's frames: the first dimension is a multiple of the rows of r."""
+    layer = CONVOLUTIONS["plain"]().double()
+    x, weight, r, s = inputs(layer, by_row=True)
+    how = geometry(layer)
+    assert how is not None
+    windows = torch.cat([x, x + 1, x - 1]).detach()
+    ours = torch.autograd.grad(
+        member_convolution(windows, weight, r, s, how).square().sum(), (r, s)
+    )
+    theirs = torch.autograd.grad(by_definition(layer, windows, weight, r, s).square().sum(), (r, s))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_it_compiles_for_any_batch() -> None:
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 2)
+    )
+    model = lpbnn.build(net, "batchensemble", members=2)
+    loss = torch.compile(model.loss, backend="aot_eager", dynamic=True)
+    for batch in (4, 6):
+        loss(torch.randn(batch, 3, 6, 6), torch.zeros(batch, dtype=torch.int64))["loss"].backward()
+    torch._dynamo.reset()
+
+
+def test_switched_off_or_inside_torch_func_it_can_be_looked_into(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer = FastWeight(nn.Conv2d(4, 6, 3), PointFactors(2, 4, 6))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert layer._fast_geometry(torch.ones(2, 4, 5, 5)) is not None
+    monkeypatch.setattr(fastconv, "enabled", False)
+    assert layer._fast_geometry(torch.ones(2, 4, 5, 5)) is None
+    monkeypatch.undo()
+    found = []
+
+    class OnGpu:
+        is_cuda = True
+
+    def look(x: Tensor) -> Tensor:
+        found.append(layer._fast_geometry(OnGpu()))  # type: ignore[arg-type]
+        return layer(x).sum()
+
+    torch.func.grad(look)(torch.ones(2, 4, 5, 5))
+    look(torch.ones(2, 4, 5, 5))
+    assert found[0] is None
+    assert found[1] is not None
 
 
 def test_what_torch_convolution_does_not_do_is_left_to_the_layer() -> None:
@@ -150,7 +205,7 @@ def test_under_autocast_it_computes_as_the_layer_would(dtype: torch.dtype) -> No
     with torch.autocast("cpu", torch.bfloat16):
         y = member_convolution(*given, how)
         expected = by_definition(layer, *given)
-    assert y.dtype == torch.bfloat16
+    assert y.dtype == (torch.bfloat16 if dtype == torch.float32 else dtype)  # as autocast does it
     torch.testing.assert_close(y.float(), expected.float(), rtol=0.03, atol=0.05)
     grads = torch.autograd.grad(y.float().square().sum(), given)
     assert [grad.dtype for grad in grads] == [dtype] * 4

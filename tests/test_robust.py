@@ -409,3 +409,30 @@ def test_the_loss_as_a_forward_for_wrappers() -> None:
     model = lpbnn.build(Mlp(), "batchensemble")
     x, y = torch.randn(4, 5), torch.randint(3, (4,))
     assert torch.equal(lpbnn.LossStep(model)(x, y)["loss"], model.loss(x, y)["loss"])
+
+
+def test_two_losses_of_checkpointed_blocks_before_one_backward() -> None:
+    """A block that is computed again uses the draw of the pass that is differentiated, not the last one."""
+
+    class Checkpointed(nn.Module):
+        def __init__(self, again: bool) -> None:
+            super().__init__()
+            self.a, self.head, self.again = nn.Conv2d(3, 3, 3, padding=1), nn.Linear(3, 5), again
+
+        def block(self, x: Tensor) -> Tensor:
+            return self.a(x).relu()
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = checkpoint(self.block, x, use_reentrant=False) if self.again else self.block(x)
+            return self.head(h.mean((2, 3)))
+
+    batches = [(torch.randn(n, 3, 6, 6).double(), torch.randint(5, (n,))) for n in (8, 12)]
+    gradients = []
+    for again in (True, False):
+        torch.manual_seed(0)
+        model = lpbnn.build(Checkpointed(again), "lpbnn", num_data=9, noise="example").double()
+        torch.manual_seed(1)
+        sum(model.loss(x, y)["loss"] for x, y in batches).backward()  # type: ignore[union-attr]
+        gradients.append([p.grad for p in model.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)

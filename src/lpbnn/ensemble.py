@@ -1,5 +1,6 @@
 """A network with converted layers as an ensemble: spread the batch, run once, gather the members."""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, get_args
@@ -41,7 +42,7 @@ class FastWeightEnsemble(Model):
         spread_at: path of the module where the batch becomes members; "" is the whole network.
             None finds it: the smallest part that holds every converted layer.
         fast_lr: learning rate of the fast weights, as a factor.
-        repeat_last: share of the epochs, at the end, in which the batch is repeated after all.
+        repeat_last: share of the epochs, at the end (rounded up), that repeat the batch after all.
     """
 
     def __init__(
@@ -57,8 +58,8 @@ class FastWeightEnsemble(Model):
     ) -> None:
         super().__init__(net, **model_options)
         self.batch_mode: BatchMode = batch_mode
-        self.now_batch_mode: BatchMode = batch_mode
         self.repeat_last = repeat_last
+        self._late = False  # whether this is one of the last epochs
         self.fast_lr = fast_lr
         counts = {layer.factors.members for layer in self.layers}
         if len(counts) != 1:
@@ -125,12 +126,25 @@ class FastWeightEnsemble(Model):
             raise
         finally:
             self._spread_at.plan = None
+        self._remember(outputs, layers, draws)
         if outputs.shape[0] != rows_needed(batch, members, mode):
             raise RuntimeError(
                 f"{batch} examples and {members} members make {rows_needed(batch, members, mode)} "
                 f"rows, but the network returned {outputs.shape[0]}. {self._where_spread()}"
             )
         return outputs
+
+    @staticmethod
+    def _remember(outputs: Tensor, layers: list[FastWeight], draws: list[Draw]) -> None:
+        """When this pass is differentiated, blocks that are computed again use its draws."""
+        if not outputs.requires_grad or torch.compiler.is_compiling():
+            return
+
+        def again(grad: Tensor) -> None:
+            for layer, draw in zip(layers, draws, strict=True):
+                layer._last = draw
+
+        outputs.register_hook(again)
 
     def _where_spread(self) -> str:
         return (
@@ -182,15 +196,14 @@ class FastWeightEnsemble(Model):
             raise ValueError(
                 f"{batch} examples need as many targets; got y of shape {tuple(y.shape)}."
             )
-        mode: BatchMode = self.now_batch_mode if self.training else "repeat"
+        mode: BatchMode = "repeat" if self._late or not self.training else self.batch_mode
         draws = self.draw(rows_needed(batch, self.members, mode), shared)
         outputs = self.rows(args, kwargs, draws, mode)
         weights = row_weights(batch, self.members, mode, outputs.device)
         return self.nll(outputs, spread(y, self.members, mode), weights)
 
     def before_epoch(self, epoch: int, epochs: int) -> None:
-        late = epoch >= epochs - round(self.repeat_last * epochs)
-        self.now_batch_mode = "repeat" if late else self.batch_mode
+        self._late = epoch >= epochs - math.ceil(self.repeat_last * epochs)
 
     def shared(self) -> Any:
         """What the draw and the penalties of one loss are both computed from."""

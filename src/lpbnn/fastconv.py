@@ -12,7 +12,8 @@ and :math:`\partial L / \partial W = \sum_j D_j`: the same arithmetic as one gra
 its storage for a moment, and sums over weights instead of pixels. Only r * x is kept for the backward pass,
 as a plain convolution keeps x.
 
-Where r has a draw for every row, its gradient is the sum over that row's pixels after all.
+Where r has a draw for every row, its gradient is the sum over that row's pixels after all, and the gradient
+by the input is needed for it in the first layer too.
 """
 
 from typing import Any, NamedTuple
@@ -24,7 +25,9 @@ from torch.autograd.function import once_differentiable
 from lpbnn.losses import at_least_float32
 from lpbnn.members import per_row
 
-SMALLEST = 1e-12  # an r or s of exactly 0 has no gradient this way; everything else has
+enabled = (
+    True  # it can be differentiated once only: False for a gradient penalty in training on a GPU
+)
 
 
 class Geometry(NamedTuple):
@@ -43,7 +46,12 @@ def geometry(layer: nn.Module) -> Geometry | None:
     given: Any = layer
     transposed = isinstance(layer, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
     convolution = transposed or isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)
-    if not convolution or given.padding_mode != "zeros" or isinstance(given.padding, str):
+    if (
+        not enabled
+        or not convolution
+        or given.padding_mode != "zeros"
+        or isinstance(given.padding, str)
+    ):
         return None
     return Geometry(
         list(given.stride),
@@ -60,7 +68,7 @@ def member_convolution(x: Tensor, weight: Tensor, r: Tensor, s: Tensor, how: Geo
     kind = x.device.type
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
-        x, weight = x.to(dtype), weight.to(dtype)
+        x, weight = (t if t.dtype == torch.float64 else t.to(dtype) for t in (x, weight))
     with torch.autocast(kind, enabled=False):
         return _MemberConvolution.apply(x, weight, r, s, how)  # type: ignore[return-value]
 
@@ -87,6 +95,7 @@ class _MemberConvolution(torch.autograd.Function):
             inner = _backward(grad, scaled, weight, how, 0)
             if needs_r and by_row:
                 pixels = (at_least_float32(inner) * scaled).flatten(2).sum(2)
+                pixels = pixels.unflatten(0, (r.shape[0], -1)).sum(1)  # a row may come in windows
                 grad_r = pixels.to(r.dtype) / _not_zero(r)
             grad_x = inner * _rows(r, inner)
         if needs_weight or needs_s or (needs_r and not by_row):
@@ -124,4 +133,5 @@ def _rows(factor: Tensor, x: Tensor) -> Tensor:
 
 
 def _not_zero(factor: Tensor) -> Tensor:
-    return torch.where(factor.abs() < SMALLEST, SMALLEST, factor)
+    """For a division of what is 0 wherever the factor is: such an entry gets no gradient this way."""
+    return torch.where(factor == 0, 1, factor)

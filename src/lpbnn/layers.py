@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack
 from torch.nn.utils import parametrize
 
 from lpbnn.factors import Factors, draw_all
@@ -178,9 +179,12 @@ class FastWeight(Wrapper):
     def _fast_geometry(self, x: Tensor) -> Geometry | None:
         """The convolution, where its own backward pass is wanted and it has one."""
         learns = self.training and torch.is_grad_enabled()
-        if learns and self.known and (x.is_cuda or torch.compiler.is_compiling()):
-            return geometry(self.layer)
-        return None
+        compiling = torch.compiler.is_compiling()
+        if not (learns and self.known and (x.is_cuda or compiling)):
+            return None
+        # torch.func's transformations need a backward pass that they can look into.
+        transformed = not compiling and peek_interpreter_stack() is not None
+        return None if transformed else geometry(self.layer)
 
     def _by_scaled_activations(self, x: Tensor, draw: Draw, *args: Any, **kwargs: Any) -> Tensor:
         # An unbroken chain of views keeps channels_last.

@@ -69,8 +69,10 @@ def row_weights(batch: int, members: int, mode: BatchMode, device: torch.device)
     """
     if mode == "repeat" or batch % members == 0:
         return None
-    example = torch.arange(rows_needed(batch, members, mode), device=device) % batch
-    return 1.0 / torch.bincount(example, minlength=batch)[example]
+    # Counted by hand: torch.bincount would wait for a GPU.
+    rows = rows_needed(batch, members, mode)
+    example = torch.arange(rows, device=device) % batch
+    return 1.0 / (rows // batch + (example < rows % batch))
 
 
 def is_batched(x: Tensor, batch: int) -> bool:

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import lpbnn
 from lpbnn import data, methods
 from lpbnn.data import Splits
 from lpbnn.engine import OptimConfig, RunConfig, ScheduleConfig
 from lpbnn.engine.build import DataInfo, build_model
-from lpbnn.engine.optim import factor, make_optimizer
+from lpbnn.engine.optim import factor, make_optimizer, matching, recordable, set_rate
 from lpbnn.engine.rundir import RunDir
 from lpbnn.engine.train import Training, fit
 from lpbnn.model import Model
@@ -286,3 +287,34 @@ def test_what_needs_cuda_says_so(make: Make, splits: Splits) -> None:
         trained(make(device="cuda"), splits)
     with pytest.raises(ValueError, match="'fp16', which needs CUDA"):
         trained(make(precision="fp16"), splits)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_a_checkpoint_from_another_device_does_not_decide_how_steps_are_made(
+    make: Make, splits: Splits, name: str
+) -> None:
+    """What a CPU's optimizer saved, loaded into one whose steps are to be recorded."""
+    config = make(optim=OptimConfig(name))
+    model = build_model(config, DataInfo.of(splits))
+    plain, recorded = (
+        make_optimizer(model, config, torch.device("cpu"), capturable=kind)
+        for kind in (False, True)
+    )
+    model.loss(torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 3]))["loss"].backward()
+    plain.step()
+    recorded.load_state_dict(plain.state_dict())
+    recordable(recorded, torch.device("cpu"))
+    for group in recorded.param_groups:
+        assert isinstance(group["lr"], Tensor)
+        assert group.get("capturable", True)
+    set_rate(recorded, 0.5)
+    assert [group["lr"].item() for group in recorded.param_groups] == pytest.approx(
+        [0.5 * group["initial_lr"] for group in recorded.param_groups]
+    )
+
+
+def test_parts_of_a_sequential_are_found_by_their_numbers() -> None:
+    model = lpbnn.build(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)), "mcp")
+    assert len(matching(model, "0.*")) == 2
+    with pytest.raises(ValueError, match="matches no parameter"):
+        matching(model, "weight")

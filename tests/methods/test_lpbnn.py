@@ -107,9 +107,33 @@ def test_the_last_epochs_repeat_the_batch() -> None:
     assert model.batch_mode == "split"  # what was asked for stays
 
 
+def test_a_batch_mode_set_later_counts_and_a_small_share_is_an_epoch() -> None:
+    model = built(repeat_last=0.1)
+    model.before_epoch(2, 3)
+    assert model._late
+    model.before_epoch(1, 3)
+    model.batch_mode, seen = "repeat", []
+    model.net[1].register_forward_hook(lambda module, args, output: seen.append(len(output)))
+    model.loss(X.double(), Y)
+    assert seen == [16]
+
+
+def test_an_epoch_may_begin_before_the_gradients_are_taken() -> None:
+    model = built(anneal=0.5)
+    loss = model.loss(X.double(), Y)["loss"]
+    model.before_epoch(0, 4)
+    loss.backward()
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("noise", "row"), ("anneal", 1.5), ("free_bits", -1.0), ("repeat_last", -0.1)],
+    [
+        ("noise", "row"),
+        ("anneal", 1.5),
+        ("free_bits", -1.0),
+        ("free_bits", float("nan")),
+        ("repeat_last", -0.1),
+    ],
 )
 def test_bad_options(option: str, value: object) -> None:
     with pytest.raises(ValueError, match=option):

@@ -6,11 +6,10 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
+from torch import nn
 
 from lpbnn.engine.config import RunConfig, ScheduleConfig
 from lpbnn.model import Model
-
-_MEMBER = re.compile(r"^net\.(\d+\.)?")  # where a model, or an ensemble's list, holds the network
 
 
 def make_optimizer(
@@ -39,7 +38,9 @@ def make_optimizer(
 
 def matching(model: Model, pattern: str) -> set[int]:
     """The parameters whose path in the network, or in each network of an ensemble, fits a glob."""
-    paths = {id(p): _MEMBER.sub("", name) for name, p in model.named_parameters()}
+    # A model holds its network as ``net``, an ensemble a list of them.
+    prefix = r"^net\.\d+\." if isinstance(model.net, nn.ModuleList) else r"^net\."
+    paths = {id(p): re.sub(prefix, "", name) for name, p in model.named_parameters()}
     found = {key for key, path in paths.items() if fnmatchcase(path, pattern)}
     if not found:
         tops = ", ".join(dict.fromkeys(path.partition(".")[0] for path in paths.values()))
@@ -63,10 +64,18 @@ def _slowed(
     return made
 
 
-def tensor_rates(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Keep the rates on the device, where a recorded step reads them anew each time."""
+def recordable(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Keep the rates on the device, where a recorded step reads them anew each time.
+
+    A checkpoint of a run on another device has brought its own kind of step along: this one's is kept.
+    """
     for group in optimizer.param_groups:
         group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=device)
+        kinds = ("fused", "capturable", "foreach")
+        group |= {kind: optimizer.defaults[kind] for kind in kinds if kind in optimizer.defaults}
+    for state in optimizer.state.values():
+        if "step" in state:
+            state["step"] = torch.as_tensor(state["step"], dtype=torch.float32, device=device)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, scale: float) -> None:

@@ -39,6 +39,7 @@ FREE = (
     "nodes",
     "strategy",
     "compile",
+    "graph",
     "checkpoint_every",
     "progress",
     "tensorboard",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lpbnn.engine.config import RunConfig
-from lpbnn.engine.optim import make_optimizer, set_rate, tensor_rates
+from lpbnn.engine.optim import make_optimizer, recordable, set_rate
 from lpbnn.model import LossStep, Model, Terms
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Step:
         """To be called when the optimizer's state was replaced."""
         if self.recording is not None:
             self.recording.forget()
-            tensor_rates(self.optimizer, self.fabric.device)
+            recordable(self.optimizer, self.fabric.device)
             self.rate = torch.tensor(self.config.optim.lr, device=self.fabric.device)
 
     def begin(self) -> AbstractContextManager[Any]:
@@ -111,8 +111,9 @@ class Step:
 
 
 def records(config: RunConfig, fabric: "Fabric") -> bool:
-    """Whether the step is recorded: on one GPU, without fp16's scaling of the loss."""
-    one_gpu = fabric.device.type == "cuda" and fabric.world_size == 1
+    """Whether the step is recorded: on one GPU alone, without fp16's scaling of the loss."""
+    alone = fabric.world_size == 1 and config.strategy == "auto"
+    one_gpu = fabric.device.type == "cuda" and alone
     return config.graph and one_gpu and config.precision != "fp16"
 
 
@@ -127,8 +128,9 @@ class Recording:
         self.x = self.y = torch.empty(0)
 
     def forget(self) -> None:
-        """Record anew with the next batch."""
+        """Record anew, after an ordinary step: what the last recording did not do is chosen there."""
         self.graph = None
+        self.warm_up = max(self.warm_up, 1)
 
     def on_its_stream(self) -> AbstractContextManager[Any]:
         """Gradients remember the stream they were first made on: all steps run on this one."""

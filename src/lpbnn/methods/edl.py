@@ -121,7 +121,7 @@ class Evidential(Model):
         weights = weights / weights.sum().clamp_min(torch.finfo(weights.dtype).tiny)
         risk = (bayes_risk(alpha, labels) * weights).sum()
         wrong = kl_to_uniform(alpha.scatter(1, labels, 1.0))
-        return total(risk=risk, kl=self.kl_weight * (wrong * weights).sum())
+        return total(risk=risk, kl=self.kl_weight.clone() * (wrong * weights).sum())
 
     def before_epoch(self, epoch: int, epochs: int) -> None:
         self.kl_weight.fill_(min(1.0, epoch / self.anneal) if self.anneal else 1.0)

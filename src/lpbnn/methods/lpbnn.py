@@ -24,6 +24,7 @@ quantification, 2020.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
@@ -64,9 +65,11 @@ class Config(RankOneConfig):
         False  # r as drawn, as the released code has it; True lets r learn, as the paper writes
     )
     log_variance: float = -2.0  # of z, before training
-    noise: Noise = "pass"  # in training z is drawn for every "pass", or for every "example" of it
+    noise: Noise = (
+        "pass"  # the training loss draws z for every "pass", or for every "example" of it
+    )
     anneal: float = 0.0  # share of the epochs over which the KL grows to its full weight
-    free_bits: float = 0.0  # KL in nats, per latent number, that costs nothing
+    free_bits: float = 0.0  # a layer's KL in nats, per latent number, below which it is constant
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,7 +81,7 @@ class Config(RankOneConfig):
             raise ValueError(f"noise={self.noise!r}: choose 'pass' or 'example'.")
         at_least_one("latent", self.latent)
         check_share("anneal", self.anneal)
-        if self.free_bits < 0:
+        if not 0 <= self.free_bits < math.inf:
             raise ValueError(f"free_bits={self.free_bits!r}: expected a number of at least 0.")
 
 
@@ -112,7 +115,8 @@ class LatentPosterior(FastWeightEnsemble):
         if self.free_nats:
             kl = kl.clamp_min(self.free_nats)
         return {
-            "kl": self.kl_weight * (a * kl).mean(),
+            "kl": self.kl_weight.clone()
+            * (a * kl).mean(),  # it may change before the backward pass
             "reconstruction": (b * squared_error).mean(),
         }
 

@@ -207,7 +207,7 @@ class MeanField(Model):
 
     def loss(self, x: Any, y: Tensor) -> Terms:
         kl = torch.stack([layer.kl() for layer in self.layers]).sum()
-        kl = kl * (self.kl_weight / self.num_data)
+        kl = kl * (at_least_float32(self.kl_weight).clone() / self.num_data)
         if not self.training:
             return total(nll=super().loss(x, y)["nll"], kl=kl)
         args, kwargs = as_call(x)

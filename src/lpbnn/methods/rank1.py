@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from lpbnn.ensemble import FastWeightEnsemble
 from lpbnn.factors import GaussianFactors
+from lpbnn.losses import at_least_float32
 from lpbnn.methods._rank_one import RankOneConfig, annealed, check_num_data, ensemble_options, wrap
 from lpbnn.model import Model, Terms
 
@@ -54,7 +55,9 @@ class RankOne(FastWeightEnsemble):
             for layer in self.layers
             if isinstance(layer.factors, GaussianFactors)
         ]
-        return {"kl": torch.stack(kl).sum() * (self.kl_weight / self.num_data)}
+        return {
+            "kl": torch.stack(kl).sum() * (at_least_float32(self.kl_weight).clone() / self.num_data)
+        }
 
     def before_epoch(self, epoch: int, epochs: int) -> None:
         super().before_epoch(epoch, epochs)
