@@ -118,7 +118,7 @@ def records(config: RunConfig, fabric: "Fabric") -> bool:
 
 
 class Recording:
-    """``work(x, y)``, replayed as a CUDA graph after a few ordinary calls; batches of one shape only."""
+    """``work(x, y)``, replayed as a CUDA graph after a few ordinary calls; other shapes are worked as ever."""
 
     def __init__(self, work: Callable[[Any, Tensor], None], device: torch.device) -> None:
         self.work, self.device = work, device
@@ -145,7 +145,7 @@ class Recording:
         if self.graph is None:
             self.x, self.y = x.clone(), y.clone()
             self.graph = self._record()
-        if self.graph is None:
+        if self.graph is None or x.shape != self.x.shape or y.shape != self.y.shape:
             self.work(x, y)
             return
         self.x.copy_(x)
