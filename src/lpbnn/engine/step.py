@@ -118,7 +118,7 @@ def records(config: RunConfig, fabric: "Fabric") -> bool:
 
 
 class Recording:
-    """``work(x, y)``, replayed as a CUDA graph after a few ordinary calls; other shapes are worked as ever."""
+    """``work(x, y)``, replayed as a CUDA graph after a few ordinary calls; other shapes work as ever."""
 
     def __init__(self, work: Callable[[Any, Tensor], None], device: torch.device) -> None:
         self.work, self.device = work, device
