@@ -76,11 +76,11 @@ def member_convolution(x: Tensor, weight: Tensor, r: Tensor, s: Tensor, how: Geo
 class _MemberConvolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, r: Tensor, s: Tensor, how: Geometry) -> Tensor:
-        scaled = x * _rows(r, x)
+        scaled = x * aligned(r, x)
         y = torch.convolution(scaled, weight, None, *how)
         ctx.save_for_backward(scaled, weight, r, s)
         ctx.how = how
-        return y * _rows(s, y)
+        return y * aligned(s, y)
 
     @staticmethod
     @once_differentiable
@@ -88,7 +88,7 @@ class _MemberConvolution(torch.autograd.Function):
         scaled, weight, r, s = ctx.saved_tensors
         needs_x, needs_weight, needs_r, needs_s, _ = ctx.needs_input_grad
         how: Geometry = ctx.how
-        grad = grads[0] * _rows(s, grads[0])
+        grad = grads[0] * aligned(s, grads[0])
         grad_x = grad_weight = grad_r = grad_s = None
         by_row = r.shape[0] != s.shape[0]
         if needs_x or (needs_r and by_row):
@@ -97,7 +97,7 @@ class _MemberConvolution(torch.autograd.Function):
                 pixels = (at_least_float32(inner) * scaled).flatten(2).sum(2)
                 pixels = pixels.unflatten(0, (r.shape[0], -1)).sum(1)  # a row may come in windows
                 grad_r = pixels.to(r.dtype) / _not_zero(r)
-            grad_x = inner * _rows(r, inner)
+            grad_x = inner * aligned(r, inner)
         if needs_weight or needs_s or (needs_r and not by_row):
             members = s.shape[0]
             parts = zip(grad.chunk(members), scaled.chunk(members), strict=True)
@@ -126,9 +126,11 @@ def _sums(products: Tensor, how: Geometry) -> tuple[Tensor, Tensor]:
     return (first, second) if how.transposed else (second, first)
 
 
-def _rows(factor: Tensor, x: Tensor) -> Tensor:
-    """(J or rows, C) to the shape and type that multiply x."""
+def aligned(factor: Tensor, x: Tensor, channels_last: bool = False) -> Tensor:
+    """(J or rows, C) to the shape and type that multiply x, whose channels are second, or last (Linear)."""
     rows = per_row(factor, x.shape[0]).to(x.dtype)
+    if channels_last:
+        return rows.view(rows.shape[0], *(1,) * (x.dim() - 2), rows.shape[1])
     return rows.view(*rows.shape, *(1,) * (x.dim() - 2))
 
 

@@ -20,8 +20,7 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.nn.utils import parametrize
 
 from lpbnn.factors import Factors, draw_all
-from lpbnn.fastconv import Geometry, geometry, member_convolution
-from lpbnn.members import per_row
+from lpbnn.fastconv import Geometry, aligned, geometry, member_convolution
 from lpbnn.wrapper import Wrapper
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -142,7 +141,7 @@ class FastWeight(Wrapper):
             return self._by_member_weights(x, draw, *args, **kwargs)
         if not args and not kwargs and (how := self._fast_geometry(x)) is not None:
             y = member_convolution(x, self.layer.weight, draw.r, draw.s, how)  # type: ignore[arg-type]
-            return y if draw.bias is None else y + _aligned(draw.bias, y, False)
+            return y if draw.bias is None else y + aligned(draw.bias, y, False)
         return self._by_scaled_activations(x, draw, *args, **kwargs)
 
     def _current_draw(self) -> Draw:
@@ -189,11 +188,11 @@ class FastWeight(Wrapper):
     def _by_scaled_activations(self, x: Tensor, draw: Draw, *args: Any, **kwargs: Any) -> Tensor:
         # An unbroken chain of views keeps channels_last.
         linear = isinstance(self.layer, nn.Linear)
-        y = self.layer(x * _aligned(draw.r, x, linear), *args, **kwargs)
-        s = _aligned(draw.s, y, linear)
+        y = self.layer(x * aligned(draw.r, x, linear), *args, **kwargs)
+        s = aligned(draw.s, y, linear)
         if draw.bias is None:
             return y * s
-        return torch.addcmul(_aligned(draw.bias, y, linear), y, s)
+        return torch.addcmul(aligned(draw.bias, y, linear), y, s)
 
     def _by_member_weights(self, x: Tensor, draw: Draw, *args: Any, **kwargs: Any) -> Tensor:
         weights = member_weights(self.layer, draw)
@@ -255,14 +254,6 @@ def member_weights(layer: nn.Module, draw: Draw) -> Tensor:
         outer = s.unsqueeze(3) * r.unsqueeze(2)
     outer = outer.flatten(1, 2)
     return weight * outer[(...,) + (None,) * (weight.dim() - 2)]
-
-
-def _aligned(factor: Tensor, x: Tensor, channels_last: bool) -> Tensor:
-    """(M, C) to the shape that multiplies x, whose channels are last (Linear) or second."""
-    rows = per_row(factor, x.shape[0]).to(x.dtype)
-    if channels_last:
-        return rows.view(rows.shape[0], *(1,) * (x.dim() - 2), rows.shape[1])
-    return rows.view(*rows.shape, *(1,) * (x.dim() - 2))
 
 
 def draw_layers(layers: Sequence[FastWeight], samples: int = 1) -> list[Draw]:

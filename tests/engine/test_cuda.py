@@ -51,6 +51,15 @@ def test_every_precision(
     assert all(not p.is_cuda for p in load_run(tmp_path).model.parameters())
 
 
+def goes_on_as_if_never_stopped(config: RunConfig, splits: Splits, folder: Path) -> None:
+    """The run stopped in ``a`` ends with the weights of one that was not."""
+    run(None, folder / "a", resume=True, splits=splits)
+    run(config, folder / "b", splits=splits)
+    through = RunDir(folder / "b").state_dict()
+    for name, tensor in RunDir(folder / "a").state_dict().items():
+        torch.testing.assert_close(tensor, through[name], rtol=1e-2, atol=1e-3, msg=name)
+
+
 @pytest.mark.parametrize("precision", ["32", "fp16"])
 def test_a_stopped_run_goes_on(
     on_gpu: Make, splits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
@@ -68,11 +77,7 @@ def test_a_stopped_run_goes_on(
         patch.setattr(Model, "after_step", stop)
         with pytest.raises(KeyboardInterrupt, match="Resume with"):
             run(config, tmp_path / "a", splits=splits)
-    run(None, tmp_path / "a", resume=True, splits=splits)
-    run(config, tmp_path / "b", splits=splits)
-    through = RunDir(tmp_path / "b").state_dict()
-    for name, tensor in RunDir(tmp_path / "a").state_dict().items():
-        torch.testing.assert_close(tensor, through[name], rtol=1e-2, atol=1e-3, msg=name)
+    goes_on_as_if_never_stopped(config, splits, tmp_path)
 
 
 @pytest.mark.parametrize("method", ["mcp", "lpbnn", "batchensemble", "rank1", "ensemble", "tradi"])
@@ -165,8 +170,4 @@ def test_a_replayed_run_is_stopped_and_goes_on(
         patch.setattr(Step, "__call__", stop)
         with pytest.raises(KeyboardInterrupt, match="Resume with"):
             run(config, tmp_path / "a", splits=splits)
-    run(None, tmp_path / "a", resume=True, splits=splits)
-    run(config, tmp_path / "b", splits=splits)
-    through = RunDir(tmp_path / "b").state_dict()
-    for name, tensor in RunDir(tmp_path / "a").state_dict().items():
-        torch.testing.assert_close(tensor, through[name], rtol=1e-2, atol=1e-3, msg=name)
+    goes_on_as_if_never_stopped(config, splits, tmp_path)

@@ -39,7 +39,7 @@ def environment(device: torch.device | str = "cpu", processes: int = 1) -> dict[
         "beside": int(os.environ.get(BESIDE, 1)),
         "commit": commit,
         "dirty": dirty,
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else [],
+        "command": [Path(sys.argv[0]).name, *map(_shown, sys.argv[1:])] if sys.argv else [],
     }
 
 
@@ -53,6 +53,11 @@ def device_name(device: torch.device | str) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type.upper()} ({platform.machine()}, {torch.get_num_threads()} threads)"
+
+
+def _shown(argument: str) -> str:
+    """An argument without this machine's folders: of an absolute path its last part."""
+    return Path(argument).name if Path(argument).is_absolute() else argument
 
 
 def _version(package: str) -> str | None:

@@ -6,8 +6,8 @@ as they end. So the step is recorded once and then started as a whole: the host 
 batch and the learning rate, which live in tensors.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -203,3 +203,14 @@ class Means:
     def _means(self, sums: list[float]) -> dict[str, float]:
         means = {name: s / sums[-1] for name, s in zip(self.step.names, sums, strict=True)}
         return {**means, "examples": sums[-1]}
+
+
+@contextmanager
+def fast_convolutions(device: torch.device) -> Iterator[None]:
+    """cuDNN tries its algorithms once per shape: shapes do not change in training."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = device.type == "cuda" or before
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before

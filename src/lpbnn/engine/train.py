@@ -30,7 +30,7 @@ from lpbnn.engine.optim import factor
 from lpbnn.engine.ranks import Ranks
 from lpbnn.engine.rundir import CHECKPOINT, TENSORBOARD, Row, RunDir
 from lpbnn.engine.scoring import validate
-from lpbnn.engine.step import Means, Step
+from lpbnn.engine.step import Means, Step, fast_convolutions
 from lpbnn.engine.tally import NotFinite
 from lpbnn.model import Model
 
@@ -85,7 +85,7 @@ def fit(
     loop = _Loop(model, splits, config, fabric, folder, state)
     with (
         _generators(fabric.device),
-        _fast_convolutions(fabric.device),
+        fast_convolutions(fabric.device),
         ending_well(fabric, loop.farewell),
     ):
         loop.run()
@@ -276,14 +276,3 @@ def _generators(device: torch.device) -> Iterator[None]:
     """Training seeds torch's generators; the caller's are given back as they were."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
-
-
-@contextmanager
-def _fast_convolutions(device: torch.device) -> Iterator[None]:
-    """cuDNN tries its algorithms once per shape: shapes do not change here."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = device.type == "cuda" or before
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before

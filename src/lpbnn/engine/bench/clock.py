@@ -121,14 +121,3 @@ def threads_of(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def fast_convolutions(device: torch.device) -> Iterator[None]:
-    """As the engine trains: cuDNN tries its algorithms once per shape."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = device.type == "cuda" or before
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from rich.table import Table
 
-from lpbnn.engine.bench.clock import Timing, fast_convolutions, interleaved, threads_of
+from lpbnn.engine.bench.clock import Timing, interleaved, threads_of
 from lpbnn.engine.bench.memory import peak_memory_of, state_bytes
 from lpbnn.engine.bench.plan import Plan
 from lpbnn.engine.bench.workload import REFERENCE
@@ -18,6 +18,7 @@ from lpbnn.engine.codec import to_data
 from lpbnn.engine.config import RunConfig
 from lpbnn.engine.environment import environment
 from lpbnn.engine.launch import launch
+from lpbnn.engine.step import fast_convolutions
 from lpbnn.model import Model
 from lpbnn.predict import predict
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lpbnn.engine.bench.clock import Compared, Work, fast_convolutions, interleaved, threads_of
+from lpbnn.engine.bench.clock import Compared, Work, interleaved, threads_of
 from lpbnn.engine.bench.memory import PeakMemory, peak_memory_of
 from lpbnn.engine.bench.plan import Budget, Plan
 from lpbnn.engine.bench.record import Case, Record, Row, Size
@@ -23,6 +23,7 @@ from lpbnn.engine.bench.workload import REFERENCE
 from lpbnn.engine.codec import to_data
 from lpbnn.engine.config import Precision, RunConfig
 from lpbnn.engine.launch import launch
+from lpbnn.engine.step import fast_convolutions
 
 Tell = Callable[[Record, Case], None]
 
