@@ -94,7 +94,7 @@ class FastWeight(Wrapper):
             layer._parameters["bias"] = None
         self._held: Draw | None = None  # the factors of the pass that is under way
         self._rows = 0  # its rows, 0 if nobody said
-        self._last: Draw | None = None  # those of the pass before, for checkpointed blocks
+        self._last: Draw | None = None  # those of the pass under differentiation, for checkpointed blocks
 
     @property
     def known(self) -> bool:
@@ -278,9 +278,7 @@ def held(layers: Sequence[FastWeight], draws: Sequence[Draw], rows: int = 0) -> 
     try:
         yield
     finally:
-        keep = torch.is_grad_enabled() and not torch.compiler.is_compiling()
         for layer in layers:
-            layer._last = layer._held if keep else None
             layer._held, layer._rows = None, 0
 
 
