@@ -94,7 +94,7 @@ class FastWeight(Wrapper):
             layer._parameters["bias"] = None
         self._held: Draw | None = None  # the factors of the pass that is under way
         self._rows = 0  # its rows, 0 if nobody said
-        self._last: Draw | None = None  # those of the pass under differentiation, for checkpointed blocks
+        self._last: Draw | None = None  # of the pass being differentiated: checkpoints
 
     @property
     def known(self) -> bool:
