@@ -1,4 +1,4 @@
-"""The command: ls, train, eval, compare, report, keep, results, predict, demo, experiment, bench.
+"""The command: ls, train, eval, join, compare, report, keep, results, predict, demo, experiment, bench.
 
 Heavy imports wait inside the commands, so that ``--help`` and ``ls`` answer at once.
 """
@@ -90,6 +90,19 @@ def evaluate(
     # What is not given stays as the run had it.
     if reevaluate(run, changed(settings, RunDir(run).config().evaluate)):  # of several, the first
         _show([run])
+
+
+def join(runs: Runs, out: Out) -> None:
+    """Make a Deep Ensemble of finished runs, seeds of the plain network: measured, not trained.
+
+    Args:
+        runs: two or more run folders of method mcp that differ in their seeds only.
+        out: the new run folder; it needs none of the others.
+    """
+    from lpbnn.engine.join import join
+
+    if join(runs, out):  # of several processes, only the first has results
+        _show([out])
 
 
 def compare(runs: Runs) -> None:
@@ -204,6 +217,7 @@ def _commands() -> dict[str, Callable[..., Any]]:
         "ls": ls,
         "train": train,
         "eval": evaluate,
+        "join": join,
         "compare": compare,
         "report": report,
         "keep": keep,

@@ -8,6 +8,7 @@
 ==============  ====================================================================================
 config          ``RunConfig``: everything that decides a run, typed, to and from JSON without loss
 run             ``run``: train, evaluate, write; ``load_run``, ``reevaluate``
+join            ``join``: a Deep Ensemble of finished runs
 train           ``fit``: the only training loop
 evaluate        ``evaluate``: every number and every array that the report shows
 rundir          ``RunDir``: the folder in which the stages meet

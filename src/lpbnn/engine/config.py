@@ -14,6 +14,17 @@ from lpbnn.engine.codec import from_data, settle, to_data
 Severity: TypeAlias = Literal[1, 2, 3, 4, 5]
 Precision: TypeAlias = Literal["32", "bf16", "fp16"]
 
+# What may differ between the seeds of one row: where and how fast a run went, not what it is.
+INCIDENTAL = {
+    "seed",
+    *("data_root", "data_options.checksum"),
+    *("device", "devices", "nodes", "strategy", "compile", "graph"),
+    *("progress", "tensorboard", "checkpoint_every", "validate_every"),
+    *("evaluate.batch_size", "evaluate.chunk", "evaluate.examples"),
+    *("evaluate.corruption_root", "evaluate.frost"),  # the results say which they were
+    "method_options.num_data",
+}
+
 
 @dataclass(frozen=True)
 class OptimConfig:

@@ -71,6 +71,8 @@ def evaluate(
         fabric = launch(replace(config, devices=1, nodes=1, strategy="auto"))
     device = fabric.device
     model.to(device)
+    if config.channels_last:  # as training leaves it: a run that was read back is measured alike
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     predictor = Predictor(model, info, config, device, fabric.autocast, ranks=Ranks(fabric))
     cost = _cost(predictor, splits)  # first: it also warms the device up
     room = len(splits.test) * info.outputs <= KEPT_NUMBERS

@@ -247,6 +247,18 @@ def _measure(
     train: dict[str, Any],
 ) -> dict[str, Any]:
     """Evaluate and write; the results go last, because they say that the run is finished."""
+    found = measured(model, splits, config, fabric, train)
+    if not fabric.is_global_zero:
+        return {}
+    target.write_arrays(found.arrays)
+    target.write_results(found.results)
+    return target.results()
+
+
+def measured(
+    model: Model, splits: Splits, config: RunConfig, fabric: "Fabric", train: dict[str, Any]
+) -> Evaluation:
+    """All that ``results.json`` holds, what is known of the training included, and the arrays."""
     started = time.perf_counter()
     try:
         found = evaluate(model, splits, config, fabric)
@@ -268,8 +280,4 @@ def _measure(
         "evaluate": config.to_data()["evaluate"],
         "evaluate_seconds": time.perf_counter() - started,
     }
-    if not fabric.is_global_zero:
-        return {}
-    target.write_arrays(found.arrays)
-    target.write_results(results)
-    return target.results()
+    return Evaluation(results, found.arrays)

@@ -12,6 +12,8 @@ predictions.npz      the arrays behind the report's figures
 tensorboard/         where asked for
 ===================  ===============================================================================
 
+A joined run (``lpbnn.engine.join``) was not trained, and has no log and no checkpoint.
+
 Every file is written beside its place and renamed: a run that is killed, or meets a full disk, keeps
 the previous one whole.
 """
@@ -71,12 +73,16 @@ class RunDir:
             )
         return "finished" if RESULTS in found else "unfinished"
 
-    def prepare(self, config: RunConfig, data: DataInfo) -> None:
-        """Make the folder and write what is known before training."""
+    def make(self) -> None:
+        """The folder itself, where it is not there yet."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"{self.path} could not be made: {error}.") from error
+
+    def prepare(self, config: RunConfig, data: DataInfo) -> None:
+        """Make the folder and write what is known before training."""
+        self.make()
         write_json(self / DATA, to_data(data))
         write_json(self / CONFIG, config.to_data())
 
@@ -105,8 +111,11 @@ class RunDir:
 
     def add_session(self, environment: dict[str, Any]) -> None:
         """Record one more start of this run."""
-        known = read_json(self / ENVIRONMENT)["sessions"] if (self / ENVIRONMENT).exists() else []
-        write_json(self / ENVIRONMENT, {"sessions": [*known, environment]})
+        write_json(self / ENVIRONMENT, {"sessions": [*self.sessions(), environment]})
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """The environment of each start of this run."""
+        return read_json(self / ENVIRONMENT)["sessions"] if (self / ENVIRONMENT).exists() else []
 
     def write_log(self, rows: list[Row]) -> None:
         """The whole log, again: a few hundred rows, and never half a row."""

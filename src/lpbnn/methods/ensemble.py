@@ -8,10 +8,10 @@ reported ``nll`` is the mean over members, comparable with other methods; its gr
 (Only clipping by a global norm ties members together: it sees them all at once.)
 
 All members see the same batches in the same order; what makes them differ is where they begin. For data
-orders of their own, train separate runs and join them with ``from_members``.
+orders of their own, train separate runs and join them: ``lpbnn join`` makes a run of finished runs,
+``from_members`` a model of finished networks.
 
-The first member is the given network, the others are copies with initial weights of their own. Finished
-runs become members with ``from_members``.
+The first member is the given network, the others are copies with initial weights of their own.
 
 Lakshminarayanan, Pritzel, Blundell: Simple and scalable predictive uncertainty estimation using deep
 ensembles, NeurIPS 2017.

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from lpbnn.engine.files import RunError, read_bytes, read_json
-from lpbnn.engine.rundir import CONFIG, DATA, ENVIRONMENT, PREDICTIONS, RunDir
+from lpbnn.engine.rundir import CONFIG, DATA, PREDICTIONS, RunDir
 from lpbnn.metrics.info import METRICS
 from lpbnn.report import maps
 
@@ -122,11 +122,10 @@ def _of_folder(folder: RunDir) -> Entry:
     results = folder.results()  # first: it says what a folder lacks that is no finished run
     config = folder.config().to_data()
     folder.data()  # the same check as the report's own
-    known = (folder / ENVIRONMENT).exists()
     return {
         "ledger": FORMAT,
         "run": folder.path.resolve().name,
-        "sessions": read_json(folder / ENVIRONMENT)["sessions"] if known else [],
+        "sessions": folder.sessions(),
         # Measured again, a run is what it was measured with last.
         "config": {**config, "evaluate": results.get("evaluate") or config["evaluate"]},
         "data": read_json(folder / DATA),

@@ -12,24 +12,13 @@ import numpy as np
 from lpbnn import methods
 from lpbnn.engine.build import DataInfo, resolved
 from lpbnn.engine.codec import from_data
-from lpbnn.engine.config import RunConfig
+from lpbnn.engine.config import INCIDENTAL, RunConfig
 from lpbnn.engine.files import RunError
 from lpbnn.engine.rundir import RunDir
 from lpbnn.report import entries
 from lpbnn.report.entries import Entry, content, is_entry
 
 BASELINE = "mcp"  # the plain network: what costs are relative to
-# What may differ between the seeds of one row: where and how fast a run went, not what it is.
-INCIDENTAL = {
-    "seed",
-    *("data_root", "data_options.checksum"),
-    *("device", "devices", "nodes", "strategy", "compile", "graph"),
-    *("progress", "tensorboard", "checkpoint_every", "validate_every"),
-    *("evaluate.batch_size", "evaluate.chunk", "evaluate.examples"),
-    *("evaluate.corruption_root", "evaluate.frost"),  # the results say which they were
-    "method_options.num_data",
-}
-
 WEIGHTS = "backbone_options.pretrained"
 
 Settings = dict[str, Any]

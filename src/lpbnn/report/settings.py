@@ -108,14 +108,16 @@ def commands(runs: Sequence[Run]) -> str:
     )
     lines = [f"{esc(text)}{f'  <i># {n} runs</i>' if n > 1 else ''}" for text, n in typed if text]
     shown = f"<pre>{chr(10).join(lines)}</pre>" if lines else ""
-    kept = is_entry(runs[0].path)
-    folder = runs[0].name.replace("\\", "\\\\").replace('"', '\\"')
+    said = f"<p>As they were started:</p>{shown}" * bool(shown)
+    trained = next((run for run in runs if not run.at("train", "joined")), None)
+    if trained is None:  # by lpbnn join, of other runs: their folders hold how they were trained
+        return said
+    kept = is_entry(trained.path)
+    folder = trained.name.replace("\\", "\\\\").replace('"', '\\"')
     again = esc((KEPT if kept else PYTHON).format(folder=folder))
     where = "The file of every kept run" if kept else "Every run folder"
     return (
-        f"<p>As they were started:</p>{shown}"
-        * bool(shown)
-        + f"<p>{where} holds its whole config; this trains one again, to the same weights on the same "
+        f"{said}<p>{where} holds its whole config; this trains one again, to the same weights on the same "
         f"machine:</p><pre>{again}</pre>"
     )
 
