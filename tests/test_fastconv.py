@@ -1,17 +1,18 @@
 """The convolution with member factors: the gradients of its definition, from one kept activation."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import lpbnn
-from lpbnn import fastconv, layers
+from lpbnn import fastconv
 from lpbnn.factors import PointFactors
 from lpbnn.fastconv import geometry, member_convolution
 from lpbnn.layers import FastWeight
 
+ON_GPU: Any = SimpleNamespace(is_cuda=True)  # what the choice asks of an input
 CONVOLUTIONS = {
     "plain": lambda: nn.Conv2d(4, 6, 3, padding=1, bias=False),
     "strided, grouped, dilated": lambda: nn.Conv2d(4, 6, 3, 2, groups=2, dilation=2, bias=False),
@@ -116,33 +117,18 @@ def test_a_row_may_come_in_windows() -> None:
         torch.testing.assert_close(one, other)
 
 
-def test_it_compiles_for_any_batch() -> None:
-    net = nn.Sequential(
-        nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 2)
-    )
-    model = lpbnn.build(net, "batchensemble", members=2)
-    loss = torch.compile(model.loss, backend="aot_eager", dynamic=True)
-    for batch in (4, 6):
-        loss(torch.randn(batch, 3, 6, 6), torch.zeros(batch, dtype=torch.int64))["loss"].backward()
-    torch._dynamo.reset()
-
-
 def test_switched_off_or_inside_torch_func_it_can_be_looked_into(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     layer = FastWeight(nn.Conv2d(4, 6, 3), PointFactors(2, 4, 6))
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert layer._fast_geometry(torch.ones(2, 4, 5, 5)) is not None
+    assert layer._fast_geometry(ON_GPU) is not None
     monkeypatch.setattr(fastconv, "enabled", False)
-    assert layer._fast_geometry(torch.ones(2, 4, 5, 5)) is None
+    assert layer._fast_geometry(ON_GPU) is None
     monkeypatch.undo()
     found = []
 
-    class OnGpu:
-        is_cuda = True
-
     def look(x: Tensor) -> Tensor:
-        found.append(layer._fast_geometry(OnGpu()))  # type: ignore[arg-type]
+        found.append(layer._fast_geometry(ON_GPU))
         return layer(x).sum()
 
     torch.func.grad(look)(torch.ones(2, 4, 5, 5))
@@ -177,23 +163,17 @@ def test_a_layer_is_the_same_with_it_and_without(
         torch.testing.assert_close(one, other)
 
 
-def test_it_is_taken_in_training_when_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    used: list[bool] = []
-
-    def watched(*args: Any) -> Tensor:
-        used.append(True)
-        return member_convolution(*args)
-
-    monkeypatch.setattr(layers, "member_convolution", watched)
+def test_it_is_taken_in_training_on_a_gpu_without_a_compiler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     layer = FastWeight(nn.Conv2d(4, 6, 3), PointFactors(2, 4, 6))
-    x = torch.randn(4, 4, 5, 5)
-    layer(x)
-    assert used == []  # on the CPU members' own weights cost less
+    assert layer._fast_geometry(ON_GPU) is not None
+    assert layer._fast_geometry(torch.ones(2, 4, 5, 5)) is None  # members' own weights cost less
+    with torch.no_grad():
+        assert layer._fast_geometry(ON_GPU) is None
+    assert layer.eval()._fast_geometry(ON_GPU) is None
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    layer(x)
-    assert used == [True]
-    layer.eval()(x)
-    assert used == [True]
+    assert layer.train()._fast_geometry(ON_GPU) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

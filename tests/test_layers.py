@@ -8,6 +8,7 @@ from networks import restate_weight
 from torch import nn
 from torch.nn.utils import parametrizations
 
+import lpbnn
 from lpbnn.factors import FixedFactors, GaussianFactors, PointFactors, draw_all
 from lpbnn.latent import LatentFactors
 from lpbnn.layers import FastWeight, widths
@@ -173,3 +174,21 @@ def test_drawn_together_or_alone_is_the_same_to_rounding() -> None:
         z = mu + (0.5 * log_variance).exp() * eps[0]
         torch.testing.assert_close(r, factors.decoder(z / 32**0.5))
         assert torch.equal(s, factors.s)
+
+
+@pytest.mark.parametrize("method", ["batchensemble", "lpbnn"])
+def test_a_compiled_loss_takes_any_batch_and_gives_the_same_gradients(method: str) -> None:
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 2)
+    )
+    model = lpbnn.build(net, method, members=2, num_data=100)
+    compiled = torch.compile(model.loss, backend="aot_eager", dynamic=True)
+    for rows in (4, 6):
+        x, y = torch.randn(rows, 3, 6, 6), torch.zeros(rows, dtype=torch.int64)
+        found = []
+        for loss in (compiled, model.loss):
+            torch.manual_seed(0)
+            found.append(torch.autograd.grad(loss(x, y)["loss"], list(model.parameters())))
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other)
+    torch._dynamo.reset()

@@ -3,8 +3,8 @@ r"""FastWeight: the one wrapper around an existing layer, y = s * W(r * x) + b, 
 Three ways to compute it, equal to rounding:
 
 - *scaled activations*: two elementwise products around one call of the layer on all rows;
-- *fast convolution*: the same, with a backward pass of its own (``lpbnn.fastconv``): training on a GPU,
-  or compiled;
+- *fast convolution*: the same, with a backward pass of its own (``lpbnn.fastconv``): training on a GPU
+  without a compiler;
 - *member weights*: W_j = W * (s_j r_j^T), then the layer's own operation per member. It moves
   J * |W| numbers instead of two activations, which on a CPU costs a convolution 6 % and not 37 %.
 """
@@ -178,12 +178,11 @@ class FastWeight(Wrapper):
     def _fast_geometry(self, x: Tensor) -> Geometry | None:
         """The convolution, where its own backward pass is wanted and it has one."""
         learns = self.training and torch.is_grad_enabled()
-        compiling = torch.compiler.is_compiling()
-        if not (learns and self.known and (x.is_cuda or compiling)):
+        # A compiler's sums over pixels were measured to be faster (docs/cost.md).
+        if not (learns and self.known and x.is_cuda) or torch.compiler.is_compiling():
             return None
         # torch.func's transformations need a backward pass that they can look into.
-        transformed = not compiling and peek_interpreter_stack() is not None
-        return None if transformed else geometry(self.layer)
+        return None if peek_interpreter_stack() is not None else geometry(self.layer)
 
     def _by_scaled_activations(self, x: Tensor, draw: Draw, *args: Any, **kwargs: Any) -> Tensor:
         # An unbroken chain of views keeps channels_last.

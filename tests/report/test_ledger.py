@@ -202,6 +202,15 @@ def test_results_markdown(make: Make, tmp_path: Path) -> None:
     assert "bench" not in text
 
 
+def test_options_that_are_not_the_defaults_are_told(make: Make, tmp_path: Path) -> None:
+    noisy = make("lpbnn", options={"log_variance": -1.0, "members": 4})
+    for folder in (noisy, make("mcp")):
+        keep(folder, tmp_path / "results" / "a")
+    page = results_markdown(tmp_path / "results", lambda data, backbone: None)
+    assert page.count("not the method's defaults") == 1
+    assert "not the method's defaults: log\\_variance=-1\n" in page
+
+
 def test_no_results_yet(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"holds no kept run. Fix: lpbnn keep"):
         results_markdown(tmp_path / "results", published)

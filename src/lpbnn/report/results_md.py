@@ -8,7 +8,7 @@ from typing import Any
 from lpbnn.engine.files import RunError
 from lpbnn.report import contents
 from lpbnn.report.ledger import ledger_folders, read_ledger
-from lpbnn.report.runs import Group, Run, by_setting, counted, grouped
+from lpbnn.report.runs import Group, Run, by_setting, chosen, counted, described, grouped
 from lpbnn.report.tables import Column, PaperTable, Row, Table
 
 HEAD = """\
@@ -114,7 +114,9 @@ def _sources(groups: Sequence[Group], where: str) -> str:
     lines = []
     for group in groups:
         files = ", ".join(f"[{run.seed}]({where}/{run.path.name})" for run in group.runs)
-        lines.append(f"- {_text(group.label)}: seed {files}")
+        given = described(group.settings, chosen(group.settings, group.method))
+        said = f"; not the method's defaults: {_text(given)}" if given else ""
+        lines.append(f"- {_text(group.label)}: seed {files}{said}")
     runs = [run for group in groups for run in group.runs]
     for words, find in (("Command", _command), ("Commit", _commit), ("Machine", _machine)):
         for text, n in counted(map(find, runs)):

@@ -223,6 +223,17 @@ def _defaults(method: str) -> Settings:
     return flat((resolved(config) if method in methods.names() else config).to_data())
 
 
+def chosen(settings: Settings, method: str) -> list[str]:
+    """The names of the method's options that are not at their defaults of today.
+
+    >>> chosen({"method_options.members": 8, "method_options.spread": 0.5}, "batchensemble")
+    ['method_options.members']
+    """
+    usual = _defaults(method)
+    options = [name for name in settings if name.startswith("method_options.")]
+    return [name for name in options if settings[name] != usual.get(name)]
+
+
 def essential(settings: Settings) -> Settings:
     """What makes a run what it is, without what may differ between seeds."""
     kept = {key: value for key, value in settings.items() if key not in INCIDENTAL}
