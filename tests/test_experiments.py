@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 from lpbnn import experiments
@@ -84,6 +85,14 @@ def test_table1_is_the_papers_setting_by_preset() -> None:
     assert paper["accuracy"] == pytest.approx(0.9502)
     assert (paper["auroc"], paper["ece"]) == (0.9691, 0.0094)
     assert "auroc" not in table1.paper("cifar100-fast").rows["lpbnn"]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_table1_on_a_gpu(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    config = _cifar.CifarConfig(methods=("mcp",), seeds=1, compile=compiled)
+    (run,) = _cifar.configs(config).values()
+    assert (run.precision, run.channels_last, run.compile) == ("bf16", True, compiled)
 
 
 def test_one_command_for_all_of_table1_one_seed_first() -> None:

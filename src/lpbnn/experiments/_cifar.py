@@ -30,6 +30,8 @@ class CifarConfig(Work):
     seeds: int = 3
     """The first so many: one seed of everything, then the next."""
     epochs: int | None = None
+    compile: bool = True
+    """On a GPU: a minute or more of compiling for each method and network, then faster steps."""
     corruptions: bool = True
     corruption_images: int | None = None
     """Only the first so many test images are corrupted; None: all."""
@@ -47,7 +49,6 @@ def settings(
     data, _, fast = preset.partition("-")
     epochs = config.epochs or (30 if fast else 250)
     milestones = tuple(round(share * epochs) for share in (0.32, 0.64, 0.8))
-    cuda = torch.cuda.is_available()
     run = RunConfig(
         method=method,
         backbone=backbone,
@@ -75,7 +76,9 @@ def settings(
         validate_every=0,
         checkpoint_every=10,
     )
-    return replace(run, precision="bf16", compile=True, channels_last=True) if cuda else run
+    if not torch.cuda.is_available():
+        return run
+    return replace(run, precision="bf16", compile=config.compile, channels_last=True)
 
 
 def _corruption_root(config: CifarConfig, data: str) -> str | None:
