@@ -192,3 +192,20 @@ def test_a_compiled_loss_takes_any_batch_and_gives_the_same_gradients(method: st
         for one, other in zip(*found, strict=True):
             torch.testing.assert_close(one, other)
     torch._dynamo.reset()
+
+
+def test_what_a_compiler_takes_for_the_converted_layers_is_what_is_there() -> None:
+    """It does not walk through the network: a copy has its own layers, and one undone has none."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    model = lpbnn.build(net, "batchensemble", members=2, batch_norm="member")
+    twin = copy.deepcopy(model)
+    x, y = torch.randn(6, 4), torch.zeros(6, dtype=torch.int64)
+    for one in (model, twin):
+        compiled = torch.compile(one.loss, backend="eager")
+        torch.testing.assert_close(compiled(x, y)["loss"], one.loss(x, y)["loss"])
+        assert all(layer in set(one.modules()) for layer in one.layers)
+    lpbnn.undo(twin)
+    with pytest.raises(Exception, match="no converted layer"):
+        torch.compile(twin.loss, backend="eager")(x, y)
+    assert len(model.layers) == 2
+    torch._dynamo.reset()

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +23,15 @@ from lpbnn.members import (
 from lpbnn.model import Model, Terms, as_call, batch_size, total, two_groups
 from lpbnn.norms import MemberNorm, is_batch_norm
 from lpbnn.stages import SpreadAt, check_stage, find_stages
+from lpbnn.wrapper import Wrapper
 
 # Numbers in a batch that keep a device busy without a second member beside them.
 FULL = {"cpu": 2**16, "cuda": 2**19}
 
 BatchNormMode = Literal["shared", "member"]
 BATCH_NORM_MODES: tuple[str, ...] = get_args(BatchNormMode)
+
+W = TypeVar("W", bound=Wrapper)
 
 
 class FastWeightEnsemble(Model):
@@ -76,16 +79,25 @@ class FastWeightEnsemble(Model):
         for stage in filter(None, self.stages):
             check_stage(net, stage)
             net.get_submodule(stage).register_forward_pre_hook(self._spread_at, with_kwargs=True)
+        self._replaced(Wrapper)
 
     @property
     def layers(self) -> list[FastWeight]:
         """The converted layers, in the network's order."""
-        found = [module for module in self.net.modules() if isinstance(module, FastWeight)]
+        found = self._replaced(FastWeight)
         if not found:
             raise RuntimeError(
                 "the network has no converted layer (any more). Build a model again."
             )
         return found
+
+    def _replaced(self, kind: type[W]) -> list[W]:
+        """The replaced layers of a kind, in the network's order."""
+        # A compiler would follow the walk through every module at every use, for seconds: it takes what
+        # the last walk found.
+        if not torch.compiler.is_compiling():
+            self._wrappers = [m for m in self.net.modules() if isinstance(m, Wrapper)]
+        return [w for w in self._wrappers if isinstance(w, kind) and w.in_place]
 
     def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
         return gather(self.rows(args, kwargs, draw_layers(self.layers), "repeat"), self.members)
@@ -118,7 +130,8 @@ class FastWeightEnsemble(Model):
             self._spread_at.plan = (batch, members, mode)
         try:
             ids = [(first + i) % self.members for i in range(members)]
-            with held(layers, draws, rows_needed(batch, members, mode)), _members(self.net, ids):
+            norms = self._replaced(MemberNorm)
+            with held(layers, draws, rows_needed(batch, members, mode)), _members(norms, ids):
                 outputs = self.readout(self.net(*args, **kwargs))
         except (RuntimeError, ValueError) as error:
             if "" not in self.stages:
@@ -228,9 +241,8 @@ class FastWeightEnsemble(Model):
 
 
 @contextmanager
-def _members(net: nn.Module, ids: list[int]) -> Iterator[None]:
+def _members(norms: list[MemberNorm], ids: list[int]) -> Iterator[None]:
     """Tell the members' batch norms whose rows they will see."""
-    norms = [module for module in net.modules() if isinstance(module, MemberNorm)]
     for norm in norms:
         norm._held = ids
     try:

@@ -13,7 +13,6 @@ products. One layer is a stack of one.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from operator import attrgetter
 from typing import Any, Literal, get_args
 
 import torch
@@ -53,7 +52,10 @@ class Factors(nn.Module):
 
     def tensor(self, path: str) -> Tensor:
         """The parameter or buffer at ``path``."""
-        return attrgetter(path)(self)
+        found: Any = self
+        for name in path.split("."):  # a compiler follows this faster than operator.attrgetter
+            found = getattr(found, name)
+        return found
 
     def extra_repr(self) -> str:
         return f"members={self.members}, inputs={self.inputs}, outputs={self.outputs}"

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from lpbnn.factors import (
     Factors,
     Init,
-    device_of,
     full_precision,
     gaussian,
     group_by,
@@ -134,7 +133,7 @@ class Autoencoders:
             self.sigma = (0.5 * self.log_variance).exp()
 
     def _exactly(self) -> AbstractContextManager[Any]:
-        return full_precision(device_of(self.layers[0]))
+        return full_precision(self.layers[0].s.device)
 
     def decode(self, z: Tensor) -> Tensor:
         """z (L, rows, latent) to r^ (L, rows, m)."""

@@ -137,7 +137,7 @@ class FastWeight(Wrapper):
         members = draw.members
         self._check_rows(x.shape[0], members)
         own_weights = draw.r.shape[0] == members  # else a row has its own: no weight is shared
-        if own_weights and self.known and (members == 1 or self._cheaper_by_weights(x, members)):
+        if own_weights and (members == 1 or self._cheaper_by_weights(x, members)) and self.known:
             return self._by_member_weights(x, draw, *args, **kwargs)
         if not args and not kwargs and (how := self._fast_geometry(x)) is not None:
             y = member_convolution(x, self.layer.weight, draw.r, draw.s, how)  # type: ignore[arg-type]
@@ -177,9 +177,10 @@ class FastWeight(Wrapper):
 
     def _fast_geometry(self, x: Tensor) -> Geometry | None:
         """The convolution, where its own backward pass is wanted and it has one."""
-        learns = self.training and torch.is_grad_enabled()
         # A compiler's sums over pixels were measured to be faster (docs/cost.md).
-        if not (learns and self.known and x.is_cuda) or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or not x.is_cuda:
+            return None
+        if not (self.training and torch.is_grad_enabled() and self.known):
             return None
         # torch.func's transformations need a backward pass that they can look into.
         return None if peek_interpreter_stack() is not None else geometry(self.layer)

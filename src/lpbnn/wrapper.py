@@ -46,6 +46,7 @@ class Wrapper(nn.Module):
         super().__init__()
         self.layer = layer
         self.path = path
+        self.in_place = True  # until it is taken out of the network again
         _move_hooks(layer, self)
 
     def __getattr__(self, name: str) -> Any:
@@ -78,6 +79,7 @@ class Wrapper(nn.Module):
     def restore(self) -> nn.Module:
         """The layer, as a network without the method would have it."""
         _move_hooks(self, self.layer)
+        self.in_place = False
         return self.layer
 
 
