@@ -9,7 +9,7 @@ from rich.console import Console
 
 from lpbnn import experiments
 from lpbnn.engine import EvalConfig, RunConfig
-from lpbnn.experiments import _cifar, _suite, demo, diversity, stability, table1
+from lpbnn.experiments import _cifar, _suite, demo, diversity, stability, table1, tradeoff
 from lpbnn.experiments._suite import run_all
 
 
@@ -118,6 +118,24 @@ def test_one_command_for_all_of_table1_one_seed_first() -> None:
 def small(method: str, seed: int = 0) -> RunConfig:
     measure = EvalConfig(examples=0)
     return RunConfig(method, backbone="mlp", epochs=1, seed=seed, evaluate=measure, device="cpu")
+
+
+def test_a_tradeoff_has_a_row_for_every_variant_on_images_held_out() -> None:
+    config = tradeoff.Config(variants=("log_variance=-1,fast_lr=0.3", "noise=example"), seeds=2)
+    runs = tradeoff.configs(config)
+    assert list(runs) == [
+        f"cifar10-fast-wrn-16-4-{row}-{seed}"
+        for seed in (0, 1)
+        for row in ("mcp", "lpbnn-log_variance=-1,fast_lr=0.3", "lpbnn-noise=example")
+    ]
+    first = runs["cifar10-fast-wrn-16-4-lpbnn-log_variance=-1,fast_lr=0.3-0"]
+    assert first.method_options == {"log_variance": -1, "fast_lr": 0.3}
+    assert all(run.data_options == {"val": 5000, "measure": "val"} for run in runs.values())
+    on_test = tradeoff.configs(tradeoff.Config(hold_out=0))
+    assert all(run.data_options == {} for run in on_test.values())
+    for wrong in ("log_varience=1", "log_variance", "weighting=none"):
+        with pytest.raises((TypeError, ValueError), match=wrong.partition("=")[0]):
+            tradeoff.configs(tradeoff.Config(variants=(wrong,)))
 
 
 def test_what_the_ledger_holds_is_not_trained_again(tmp_path: Path, console: Console) -> None:

@@ -109,6 +109,20 @@ def test_validation_is_held_out_once_for_all(tmp_path: Path) -> None:
     assert torch.equal(one.test.inputs, whole.test.inputs)
 
 
+def test_settings_are_chosen_without_the_test_set(tmp_path: Path) -> None:
+    write_cifar10(tmp_path)
+    usual, choosing = small(tmp_path, val=20), small(tmp_path, val=20, measure="val")
+    assert torch.equal(choosing.test.inputs, usual.val.inputs)
+    assert torch.equal(choosing.test.targets, usual.val.targets)
+    assert torch.equal(choosing.train.inputs, usual.train.inputs)
+    assert len(choosing.val) == 0
+    assert "not on the test set" in choosing.description
+    assert "not on the test set" not in usual.description
+    for options in ({"measure": "val"}, {"measure": "train", "val": 20}):
+        with pytest.raises(ValueError, match=r"expected 'test', or 'val' and some images"):
+            small(tmp_path, **options)
+
+
 @pytest.mark.parametrize("val", [-1, 50, 60])
 def test_a_validation_part_that_leaves_nothing_is_refused(tmp_path: Path, val: int) -> None:
     with pytest.raises(ValueError, match=rf"val={val}; expected 0 <= val < 50"):

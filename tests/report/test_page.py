@@ -59,7 +59,7 @@ def test_everything_a_run_has_is_on_the_page(make: Make, tmp_path: Path) -> None
     path = write_report(runs, tmp_path / "new" / "report.html", "My title", reference)
     page = read(path)
     assert page.sections == [
-        *("comparison", "calibration", "corruption", "detection", "members"),
+        *("comparison", "tradeoffs", "calibration", "corruption", "detection", "members"),
         *("diversity", "cost", "posterior", "settings"),
     ]
     assert "3 methods, 4 runs of small-cnn" in page.text[""]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from lpbnn.data._download import DEFAULT_ROOT, extract, fetch, md5, unpickle
 _LOG = logging.getLogger(__name__)
 _HOSTS = ("https://www.cs.toronto.edu/~kriz", "https://cave.cs.toronto.edu/kriz")
 Checksum = Literal["published", "any"]
+Measure = Literal["test", "val"]
 
 
 class Rows(NamedTuple):
@@ -109,16 +110,20 @@ def load_cifar10(
     val: int = 0,
     download: bool = False,
     checksum: Checksum = "published",
+    measure: Measure = "test",
     rows: Rows = PUBLISHED,
 ) -> Splits:
     """CIFAR-10; `val` images, drawn once for all by a fixed seed, leave train for validation.
+
+    ``measure="val"`` puts them in the place of the test set, which is then left alone: for choosing
+    settings by them.
 
     >>> load_cifar10(Path("/nowhere"))
     Traceback (most recent call last):
     ...
     FileNotFoundError: /nowhere/cifar-10-batches-py is missing: /nowhere does not exist. Give ...
     """
-    return _load(_CIFAR10, root, val, download, checksum, Rows(*rows))
+    return _load(_CIFAR10, root, val, download, checksum, measure, Rows(*rows))
 
 
 def load_cifar100(
@@ -126,6 +131,7 @@ def load_cifar100(
     val: int = 0,
     download: bool = False,
     checksum: Checksum = "published",
+    measure: Measure = "test",
     rows: Rows = PUBLISHED,
 ) -> Splits:
     """CIFAR-100 with its 100 fine classes; the options are those of CIFAR-10.
@@ -135,7 +141,7 @@ def load_cifar100(
     ...
     ValueError: cifar100: val=50000; expected 0 <= val < 50000, some images must be left to train.
     """
-    return _load(_CIFAR100, root, val, download, checksum, Rows(*rows))
+    return _load(_CIFAR100, root, val, download, checksum, measure, Rows(*rows))
 
 
 def _load(
@@ -144,6 +150,7 @@ def _load(
     val: int,
     download: bool,
     checksum: Checksum,
+    measure: Measure,
     rows: Rows,
 ) -> Splits:
     if not 0 <= val < rows.train:
@@ -153,6 +160,11 @@ def _load(
         )
     if checksum not in ("published", "any"):
         raise ValueError(f"{family.name}: checksum={checksum!r}; expected 'published' or 'any'.")
+    if measure not in get_args(Measure) or (measure == "val" and not val):
+        raise ValueError(
+            f"{family.name}: measure={measure!r} with val={val}; expected 'test', or 'val' and some images "
+            "held out for it (val=5000)."
+        )
     root = DEFAULT_ROOT if root is None else root
     folder = _folder(family, root, download)
     copies = _check(folder, family.train | family.test, checksum)
@@ -163,11 +175,15 @@ def _load(
         notes.insert(0, f"a copy: no published md5 for {', '.join(copies)}")
     # numpy promises that a RandomState's stream never changes; torch does not.
     order = torch.from_numpy(np.random.RandomState(0).permutation(len(train)))
+    held_out = train.take(order[len(train) - val :])
+    if measure == "val":
+        test, held_out = held_out, held_out.take(slice(0))
+        notes.append(f"measured on {val:,} training images held out, not on the test set")
     return Splits(
         name=family.name,
         task="classification",
         train=train.take(order[:-val]) if val else train,
-        val=train.take(order[len(train) - val :]),
+        val=held_out,
         test=test,
         ood=ood,
         num_classes=len(family.classes),

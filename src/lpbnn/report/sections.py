@@ -14,6 +14,7 @@ from lpbnn.report.panels import (
 )
 from lpbnn.report.runs import Group
 from lpbnn.report.tables import PaperTable, Table
+from lpbnn.report.tradeoffs import tradeoffs
 
 
 class Section(NamedTuple):
@@ -28,6 +29,7 @@ def sections(groups: Sequence[Group], reference: PaperTable | None = None) -> li
     """Every part that has something to show."""
     makers: list[tuple[str, str, Callable[[Sequence[Group]], str]]] = [
         ("comparison", "Comparison", lambda g: html.table(contents.compare(g, reference))),
+        ("tradeoffs", "What it costs in accuracy", tradeoffs),
         ("calibration", "Calibration", calibration),
         ("curves", "Predictions", predictions),
         ("intervals", "Intervals", intervals),

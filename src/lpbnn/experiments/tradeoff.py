@@ -1,0 +1,70 @@
+"""The trade-off between accuracy, calibration and detection over a method's settings, on CIFAR.
+
+Command: ``lpbnn experiment tradeoff --data-root DIR`` trains LP-BNN with less and more noise, MCP beside
+it, on table1's short schedule; the report's charts put each row's ECE, AUROC and cE against its accuracy.
+``--variants log_variance=-1,fast_lr=0.3 noise=example`` are settings to compare instead. They are measured
+on training images that are held out, so that one may choose by them and leave the test set to the one that
+was chosen; ``--hold-out 0`` measures on the test set.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from lpbnn.engine import RunConfig
+from lpbnn.engine.build import resolved
+from lpbnn.engine.options import with_options
+from lpbnn.experiments import _cifar
+from lpbnn.experiments._suite import show, work
+
+
+@dataclass(frozen=True)
+class Config(_cifar.CifarConfig):
+    methods: tuple[str, ...] = ("lpbnn",)
+    """What the variants are of."""
+    variants: tuple[str, ...] = tuple(f"log_variance={value}" for value in (-4, -2, -1, 0, 1))
+    """Settings of the method, a row for each; several of one row are joined by commas."""
+    beside: tuple[str, ...] = ("mcp",)
+    """Methods to compare with, as they come."""
+    hold_out: int = 5000
+    """So many training images are held out and measured on instead of the test set; 0: the test set."""
+    seeds: int = 1
+    out: Path = Path("runs/tradeoff")
+
+
+def configs(config: Config) -> dict[str, RunConfig]:
+    """Every run by the name of its folder; what is asked for is checked before any is made."""
+    plain = _cifar.configs(replace(config, methods=(*config.beside, *config.methods)))
+    found: dict[str, RunConfig] = {}
+    for name, run in plain.items():
+        stem, _, seed = name.rpartition("-")
+        if run.method in config.beside:
+            found[name] = run
+        else:
+            found |= {
+                f"{stem}-{variant}-{seed}": _varied(run, variant) for variant in config.variants
+            }
+    return found if not config.hold_out else _held_out(found, config.hold_out)
+
+
+def _varied(run: RunConfig, variant: str) -> RunConfig:
+    """The run with a row's settings; the method itself says which of them it does not know."""
+    varied = with_options(run, tuple(variant.split(",")))
+    resolved(varied)
+    return varied
+
+
+def _held_out(runs: Mapping[str, RunConfig], images: int) -> dict[str, RunConfig]:
+    part = {"val": images, "measure": "val"}
+    return {
+        name: replace(run, data_options={**run.data_options, **part}) for name, run in runs.items()
+    }
+
+
+def run(config: Config, console: Console) -> Path:
+    from lpbnn.report import comparison  # slow: not for --help
+
+    runs = work(config, lambda: configs(config), console, (*config.beside, *config.methods))
+    return show(runs, config.report, console, "Trade-off", comparison)

@@ -1,0 +1,122 @@
+"""What is paid in accuracy for calibration and detection: a chart for each, a point for each row."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import quantiles
+
+from matplotlib.axes import Axes
+
+from lpbnn.metrics.info import METRICS
+from lpbnn.report import contents, html
+from lpbnn.report.figures import spread
+from lpbnn.report.runs import Group
+from lpbnn.report.svg import LINE, MUTED, colour, drawing
+from lpbnn.report.tables import Cell
+
+LONGEST = 34  # letters of a name beside a chart
+
+
+@dataclass(frozen=True)
+class Point:
+    """A row of the comparison: mean and spread over its seeds (0 of one run)."""
+
+    label: str
+    index: int
+    x: float
+    y: float
+    dx: float
+    dy: float
+
+
+def tradeoffs(groups: Sequence[Group]) -> str:
+    """Accuracy against ECE, against the AUROC of each set never seen, and against cE."""
+    measured = [("", "ece", ("test", "ece"))]
+    measured += [
+        (name, "auroc", ("ood", name, "auroc")) for name in contents.measured_on(groups, "ood")
+    ]
+    measured.append(("", "ce", ("corruption", "ce")))
+    charts = []
+    for name, key, path in measured:
+        points = [point for group in groups if (point := _point(group, path)) is not None]
+        if len(points) > 1:
+            info = METRICS[key]
+            words = (name, info.title, info.arrow)
+            charts.append(html.chart(chart(points, " ".join(word for word in words if word))))
+    return html.said(
+        "What one method gains in calibration or detection, another pays for in accuracy: of two points "
+        "the one further right and, by the arrow, further up or down is the better in both. Bars are one "
+        "standard deviation over seeds. A network far outside has its numbers beside its name; one that "
+        "diverged is left out.",
+        html.panels(charts, "charts") if charts else "",
+    )
+
+
+def chart(points: Sequence[Point], what: str) -> str:
+    """A number against accuracy, every point named at the right."""
+    across, up = limits([p.x for p in points]), limits([p.y for p in points])
+    names = [_name(p, across, up) for p in points]
+    beside = 24 + 5.8 * max(map(len, names))
+    height = max(230, 14 * len(points) + 70)
+    with drawing(440, height, f"{what} against accuracy") as d:
+        axes = d.axes(40, 18, 396 - beside, height - 58)
+        axes.set(xlim=across, ylim=up)
+        for p in points:
+            bars = {"color": colour(p.index), "alpha": 0.45, "linewidth": 1.6}
+            axes.hlines(p.y, p.x - p.dx, p.x + p.dx, **bars)
+            axes.vlines(p.x, p.y - p.dy, p.y + p.dy, **bars)
+            axes.plot(p.x, p.y, "o", color=colour(p.index), markersize=5.5)
+        axes.set_xlabel("accuracy, % →", labelpad=2)
+        axes.text(0, 1.03, what, transform=axes.transAxes, color=MUTED, va="bottom")
+        axes.grid(color=LINE, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.locator_params(nbins=5)
+        _names(axes, points, names)
+    return d.svg
+
+
+def limits(values: Sequence[float]) -> tuple[float, float]:
+    """The range of what lies together, with some air: one that is far off would press the others flat.
+
+    >>> low, high = limits([1.0, 2.0, 3.0, 2.0, 99.0])
+    >>> low < 1 and 3 < high < 4
+    True
+    """
+    first, _, third = quantiles(values, n=4, method="inclusive")
+    reach = 3 * max(third - first, 1e-9)
+    near = [value for value in values if first - reach <= value <= third + reach]
+    air = max(0.08 * (max(near) - min(near)), 1e-3 * max(1e-3, *map(abs, near)))
+    return min(near) - air, max(near) + air
+
+
+def _point(group: Group, path: tuple[str, ...]) -> Point | None:
+    if group.diverged:
+        return None
+    x, y = Cell.of(group.values("test", "accuracy")), Cell.of(group.values(*path))
+    if x.mean is None or y.mean is None:
+        return None
+    spreads = (100 * (x.std or 0.0), y.std or 0.0)
+    return Point(group.label, group.index, 100 * x.mean, y.mean, *spreads)
+
+
+def _name(point: Point, across: tuple[float, float], up: tuple[float, float]) -> str:
+    """A point's name; where it lies outside, so does what it has."""
+    label = point.label
+    name = label if len(label) < LONGEST else f"{label[: LONGEST - 2]}…"
+    inside = across[0] <= point.x <= across[1] and up[0] <= point.y <= up[1]
+    return name if inside else f"{name} ({point.x:.1f}, {point.y:.3f})"
+
+
+def _names(axes: Axes, points: Sequence[Point], names: Sequence[str]) -> None:
+    """To the right, as high as their points where there is room, each with a thread to its point."""
+    low, high = map(float, axes.get_ylim())
+    left, right = axes.get_xlim()
+    box = axes.get_window_extent()
+    up, across = (high - low) / box.height, (right - left) / box.width
+    heights = [min(max(p.y, low), high) for p in points]
+    places = spread(heights, 13 * up, low + 7 * up, high)
+    for p, name, place in zip(points, names, places, strict=True):
+        if left <= p.x <= right and low <= p.y <= high:
+            thread = {"color": colour(p.index), "linewidth": 0.8, "alpha": 0.5, "clip_on": False}
+            axes.plot([p.x, right + 4 * across, right + 9 * across], [p.y, place, place], **thread)
+        axes.text(right + 12 * across, place, name, va="center", ha="left", clip_on=False)
+    axes.set(xlim=(left, right), ylim=(low, high))

@@ -1,0 +1,69 @@
+"""Accuracy against what is gained for it: every row that trained is drawn and named."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lpbnn.report.runs import Group, grouped, read_runs
+from lpbnn.report.sections import sections
+from lpbnn.report.tradeoffs import Point, chart, limits, tradeoffs
+
+Make = Callable[..., Path]
+
+
+def groups(*folders: Path) -> list[Group]:
+    return grouped(read_runs(folders))
+
+
+def test_a_chart_for_each_number_that_several_rows_have(make: Make) -> None:
+    page = tradeoffs(groups(make("mcp"), make("lpbnn"), make("lpbnn", 1)))
+    assert page.count("<svg") == 3
+    for words in ("ECE ↓", "photos AUROC ↑", "cE ↓", "LP-BNN", "MCP"):
+        assert words in page
+    clean = groups(make("mcp", corrupted=False), make("edl", corrupted=False))
+    assert tradeoffs(clean).count("<svg") == 2
+
+
+def test_nothing_to_compare_is_no_section(make: Make) -> None:
+    alone = groups(make("mcp"))
+    assert tradeoffs(alone) == ""
+    assert "tradeoffs" not in [section.name for section in sections(alone)]
+    assert tradeoffs(groups(make("mcp"), make("lpbnn", diverged=2))) == ""
+
+
+def test_one_far_off_is_named_with_its_numbers_and_presses_nobody_flat() -> None:
+    near = [Point(f"m{i}", i, 93 + 0.1 * i, 0.01 + 0.001 * i, 0.1, 0.001) for i in range(6)]
+    far = Point("far", 6, 64.5, 0.254, 0.0, 0.0)
+    drawn = chart([*near, far], "ECE ↓")
+    assert "far (64.5, 0.254)" in drawn
+    assert "m3 (" not in drawn
+    low, high = limits([p.x for p in [*near, far]])
+    assert 92 < low < 93
+    assert 93.5 < high < 94.5
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=12))
+def test_the_range_holds_the_middle_half(values: list[float]) -> None:
+    low, high = limits(values)
+    assert low < high
+    inside = sum(low <= value <= high for value in values)
+    assert inside >= len(values) / 2
+
+
+def test_names_are_kept_short(make: Make) -> None:
+    long = {"weighting": "equation", "log_variance": -1.5, "fast_lr": 0.3, "spread": 0.25}
+    options: list[dict[str, Any]] = [long, {"members": 8}]
+    made = [make("lpbnn", options=o, folder=f"r{i}") for i, o in enumerate(options)]
+    found = groups(*made)
+    assert max(len(group.label) for group in found) > 40
+    assert "…" in tradeoffs(found)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_equal_numbers_can_be_drawn(same: bool) -> None:
+    points = [Point("a", 0, 90, 0.1, 0, 0), Point("b", 1, 90 if same else 91, 0.1, 0, 0)]
+    assert chart(points, "ECE ↓").count("<svg") == 1
