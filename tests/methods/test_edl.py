@@ -50,9 +50,85 @@ def test_kl_is_that_of_torch() -> None:
 
 
 def test_evidence_for_the_right_class_costs_no_kl() -> None:
-    model, x = identity(evidence="relu"), torch.tensor([[50.0, -1.0, -1.0]])
+    model, x = identity(evidence="relu", full_kl=1), torch.tensor([[50.0, -1.0, -1.0]])
     assert model.loss(x, torch.tensor([0]))["kl"] == 0
     assert model.loss(x, torch.tensor([1]))["kl"] > 1
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10, 19, 100])
+@pytest.mark.parametrize("right", [5, 9])
+def test_the_default_kl_leaves_a_network_free_to_say_how_often_it_is_right(
+    classes: int, right: int
+) -> None:
+    assert abs(best_confidence(classes, right) - right / 10) < 0.06
+
+
+def test_the_kl_of_the_paper_makes_it_best_to_say_next_to_nothing() -> None:
+    assert best_confidence(10, 5, full_kl=1) < 0.12
+    assert best_confidence(10, 9, full_kl=1) < 0.4
+    assert best_confidence(100, 9, full_kl=1) < 0.02
+
+
+def best_confidence(classes: int, right: int, **options: object) -> float:
+    """What to say of a class that is right so many times of ten, if the loss is to be least."""
+    model, labels = identity(**options), (torch.arange(10) >= right).long()
+    outputs = torch.full((400, classes), -torch.inf)
+    outputs[:, 0] = torch.linspace(-7, 10, 400)  # evidence for one class alone
+    losses = [model.loss(row.expand(10, -1), labels)["loss"] for row in outputs]
+    best = outputs[int(torch.stack(losses).argmin())]
+    return model.likelihood(best.view(1, 1, -1))[0].amax().item()
+
+
+def test_the_default_learns_hard_classes_of_which_the_weight_of_the_paper_is_never_sure() -> None:
+    accuracy, confidence, possible = trained()
+    assert accuracy > 0.9 * possible
+    assert abs(confidence - accuracy) < 0.1
+    accuracy, confidence, _ = trained(full_kl=1)
+    assert accuracy < 0.8 * possible
+    assert confidence < 0.2
+
+
+def trained(**options: object) -> tuple[float, float, float]:
+    """Accuracy and confidence on ten overlapping classes, and the best accuracy that there is."""
+    centres = torch.randn(10, 8, generator=torch.Generator().manual_seed(3))
+
+    def draw(n: int) -> tuple[Tensor, Tensor]:
+        y = torch.randint(10, (n,))
+        return centres[y] + 1.5 * torch.randn(n, 8), y
+
+    torch.manual_seed(2)
+    net = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 10))
+    model = lpbnn.build(net, "edl", **options)
+    sgd = torch.optim.SGD(model.parameter_groups(), lr=0.1, momentum=0.9)
+    for step in range(240):
+        model.before_epoch(step // 8, epochs=30)
+        sgd.zero_grad()
+        model.loss(*draw(128))["loss"].backward()
+        sgd.step()
+    x, y = draw(4000)
+    confidence, predicted = lpbnn.predict(model.eval(), x).probs.max(1)
+    nearest = torch.cdist(x, centres).argmin(1)
+    means = [(predicted == y).float().mean(), confidence.mean(), (nearest == y).float().mean()]
+    accuracy, confident, possible = torch.stack(means).tolist()
+    return accuracy, confident, possible
+
+
+def test_a_compiled_step_sees_the_weight_of_its_epoch() -> None:
+    model, x, y = identity(), torch.randn(5, 3), torch.randint(3, (5,))
+    full, step = model.loss(x, y)["kl"], torch.compile(model.loss, backend="aot_eager")
+    for epoch in (0, 4, 10):
+        model.before_epoch(epoch, epochs=30)
+        torch.testing.assert_close(step(x, y)["kl"], epoch / 10 * full)
+
+
+def test_the_full_weight_is_one_over_the_classes_squared_or_what_is_asked_for() -> None:
+    x, y = torch.randn(5, 4), torch.randint(4, (5,))
+    paper = identity(full_kl=1).loss(x, y)
+    torch.testing.assert_close(identity().loss(x, y)["kl"], paper["kl"] / 16)
+    torch.testing.assert_close(identity(full_kl=0.1).loss(x, y)["kl"], paper["kl"] / 10)
+    assert identity(full_kl=0).loss(x, y)["kl"] == 0
+    written = kl_to_uniform(identity().alpha(x).scatter(1, y[:, None], 1.0)).mean()
+    torch.testing.assert_close(paper["kl"], written)
 
 
 def test_the_kl_grows_over_ten_epochs_and_depends_on_the_epoch_alone() -> None:
@@ -127,7 +203,7 @@ def test_large_outputs_in_half_precision_stay_finite(evidence: str, dtype: torch
 def test_training_lowers_the_loss() -> None:
     model, x, y = lpbnn.build(Mlp(), "edl"), torch.randn(16, 5), torch.randint(3, (16,))
     sgd, losses = torch.optim.SGD(model.parameter_groups(), lr=0.2), []
-    for _ in range(30):
+    for _ in range(90):
         sgd.zero_grad()
         losses.append(model.loss(x, y)["loss"])
         losses[-1].backward()
@@ -142,6 +218,7 @@ def test_training_lowers_the_loss() -> None:
         ({"evidence": "tanh"}, "evidence='tanh' is not known; choose one of exp, softplus, relu"),
         ({"score": "entropy"}, "score='entropy' is not known; choose one of vacuity, confidence"),
         ({"anneal": -1}, "anneal=-1: expected a number of epochs of at least 0"),
+        ({"full_kl": -0.1}, "full_kl=-0.1: expected a number of at least 0, or None"),
     ],
 )
 def test_options_are_checked(options: dict[str, object], message: str) -> None:
