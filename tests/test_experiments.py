@@ -1,14 +1,18 @@
 """Experiments run whole in a small form, print the paper's numbers beside ours, and resume."""
 
+import io
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 
 from lpbnn import experiments
+from lpbnn.data import Splits
 from lpbnn.engine import EvalConfig, RunConfig
+from lpbnn.engine.build import load_data
 from lpbnn.experiments import _cifar, _suite, demo, diversity, stability, table1, tradeoff
 from lpbnn.experiments._suite import run_all
 
@@ -157,10 +161,10 @@ def test_what_the_ledger_holds_is_not_trained_again(tmp_path: Path, console: Con
 def test_a_run_that_breaks_does_not_stop_the_others(
     tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(config: RunConfig, folder: Path, resume: bool) -> None:
+    def run(config: RunConfig, folder: Path, **options: Any) -> None:
         if config.method == "mcp":
             raise RuntimeError("CUDA out of memory.\nand more")
-        real_run(config, folder, resume=resume)
+        real_run(config, folder, **options)
 
     real_run = _suite.run
     monkeypatch.setattr(_suite, "run", run)
@@ -168,3 +172,25 @@ def test_a_run_that_breaks_does_not_stop_the_others(
     with pytest.raises(ValueError, match=r"1 of 2 runs broke:\n  mcp: CUDA out of memory\.\nFix"):
         run_all(configs, tmp_path, console, jobs=1, ledger=tmp_path / "ledger")
     assert (tmp_path / "ledger" / "lpbnn.json").exists()
+
+
+def test_the_data_is_read_once_and_every_run_has_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[RunConfig] = []
+
+    def load(config: RunConfig) -> Splits:
+        read.append(config)
+        return load_data(config)
+
+    monkeypatch.setattr(_suite, "load_data", load)
+    console = Console(file=io.StringIO(), width=120)
+    configs = {f"mcp-{seed}": small("mcp", seed) for seed in (0, 1)}
+    run_all(configs, tmp_path, console, jobs=1)
+    assert len(read) == 1
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert [line.split(" s, ")[0].rstrip("0123456789") for line in lines if line] == [
+        f"mcp-{seed}: trained " for seed in (0, 1)
+    ]
+    run_all(configs, tmp_path, console, jobs=1)  # finished: not looked at again
+    assert len(read) == 1

@@ -218,6 +218,9 @@ class FastWeightEnsemble(Model):
     def before_epoch(self, epoch: int, epochs: int) -> None:
         self._late = epoch >= epochs - math.ceil(self.repeat_last * epochs)
 
+    def phase(self) -> object:
+        return self._late
+
     def shared(self) -> Any:
         """What the draw and the penalties of one loss are both computed from."""
         return None

@@ -145,6 +145,10 @@ def test_every_command_takes_it(
     config = RunDir(runs[0]).config()
     wanted = replace(config, method="ensemble", method_options={"members": 3}, data_root="there")
     assert kept(ledger, "another-name", wanted) == ledger / "ensemble-5.json"
+    # With weights that all members begin with, tables ask for new decoders; joined ones have them.
+    pretrained = replace(wanted, method_options={**wanted.method_options, "reinit": "decoder"})
+    for name in ("another-name", "ensemble-5"):
+        assert kept(ledger, name, pretrained) == ledger / "ensemble-5.json"
     copy = Path(shutil.copytree(joined.path, tmp_path / "ensemble-5"))
     assert run(wanted, copy, resume=True, splits=splits) == joined.results()
     fewer = replace(wanted, evaluate=EvalConfig(examples=1))

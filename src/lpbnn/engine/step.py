@@ -57,6 +57,7 @@ class Step:
         self.module, self.optimizer = fabric.setup(TrainStep(model, compiled_for), optimizer)
         self.recording = Recording(self._work, fabric.device) if recorded else None
         self.rate: float | Tensor = config.optim.lr
+        self.phase: object = None  # of the model, when the step was recorded
         self.names: list[str] = []
         self.sums = torch.zeros((), device=fabric.device)
         self.ready()
@@ -74,8 +75,9 @@ class Step:
         if self.recording is None:
             return nullcontext()
         # What a model changes in Python before an epoch is not in the recording of the last one.
-        if type(self.model).before_epoch is not Model.before_epoch:
+        if self.phase != (phase := self.model.phase()):
             self.recording.forget()
+            self.phase = phase
         return self.recording.on_its_stream()
 
     def __call__(self, x: Any, y: Tensor, scale: float) -> None:

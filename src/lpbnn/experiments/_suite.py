@@ -1,6 +1,8 @@
 """Many runs as one piece of work: side by side, skipped where finished or kept, resumed where not."""
 
+import functools
 import gc
+import json
 import multiprocessing
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,10 +17,13 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from tyro.conf import arg
 
+from lpbnn.data import Splits
 from lpbnn.engine import RunConfig
+from lpbnn.engine.build import load_data
 from lpbnn.engine.environment import BESIDE
 from lpbnn.engine.files import RunError
 from lpbnn.engine.run import run
+from lpbnn.engine.rundir import RunDir
 from lpbnn.experiments._published import published
 
 if TYPE_CHECKING:
@@ -121,6 +126,8 @@ def run_all(
             if problem:
                 broken[name] = problem
                 console.print(f"[red]{escape(name)} broke:[/] {escape(problem)}")
+            elif not console.is_terminal:  # there is no bar: a line each
+                console.print(f"{escape(name)}: {_took(places[name])}", highlight=False)
             bar.update(task, advance=1, description=name)
 
         if jobs <= 1:
@@ -129,6 +136,7 @@ def run_all(
                 done(name, _one(config, places[name], ledger))
         else:
             _in_processes(todo, places, jobs, ledger, done)
+    _loaded.cache_clear()
     if broken:
         lines = "".join(f"\n  {name}: {problem}" for name, problem in broken.items())
         raise RunError(
@@ -174,6 +182,24 @@ def _in_processes(
         pool.shutdown(cancel_futures=True)
 
 
+def _data(config: RunConfig) -> Splits:
+    """The data of a run: read once for runs after each other on the same files."""
+    return _loaded(config.data, config.data_root, json.dumps(config.data_options, sort_keys=True))
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(name: str, root: str | None, options: str) -> Splits:
+    return load_data(RunConfig(data=name, data_root=root, data_options=json.loads(options)))
+
+
+def _took(folder: Path) -> str:
+    """How long a run took, in words."""
+    results = RunDir(folder).results()
+    spent = f"trained {results['train']['seconds']:.0f} s"
+    diverged = f" (diverged in epoch {at})" if (at := results["train"]["diverged"]) else ""
+    return f"{spent}{diverged}, measured {results['evaluate_seconds']:.0f} s"
+
+
 def _start(threads: int, jobs: int) -> None:
     torch.set_num_threads(threads)
     os.environ[BESIDE] = str(jobs)
@@ -185,7 +211,8 @@ def _one(config: RunConfig, folder: Path, ledger: Path | None) -> str:
     Returns what broke it; "" for a run that ended, be it by diverging.
     """
     try:
-        run(replace(config, progress=False), folder, resume=folder.exists())
+        splits = None if RunDir(folder).state() == "finished" else _data(config)
+        run(replace(config, progress=False), folder, resume=folder.exists(), splits=splits)
     except RuntimeError as error:
         return (str(error).strip() or repr(error)).splitlines()[0]
     finally:

@@ -224,6 +224,9 @@ class MeanField(Model):
     def before_epoch(self, epoch: int, epochs: int) -> None:
         self.kl_weight.fill_(annealed(epoch, epochs, self.anneal))
 
+    def phase(self) -> object:
+        return None
+
 
 def build(net: nn.Module, config: Config, **model_options: Any) -> Model:
     check_num_data(config.num_data, "meanfield")

@@ -80,7 +80,7 @@ def kept(folder: str | Path, name: str, config: RunConfig) -> Path | None:
     wanted = flat(resolved(config).to_data())
     runs = _entries(Path(folder))
     for run in runs:
-        if run.seed == config.seed and essential(run.settings) == essential(wanted):
+        if run.seed == config.seed and essential(run.settings) == essential(_as_made(run, wanted)):
             return run.path
     for run in runs:
         if run.name == name:
@@ -116,8 +116,20 @@ def _check_distinct(runs: Iterable[Run]) -> None:
         seen[what] = run
 
 
+def _as_made(run: Run, wanted: Settings) -> Settings:
+    """The settings that are asked for, without those that a joined run has no use for.
+
+    Its members had their first weights from runs of their own, each from its seed.
+    """
+    reinit = "method_options.reinit"
+    if run.at("train", "joined") is None or reinit not in wanted:
+        return wanted
+    return {**wanted, reinit: run.settings[reinit]}
+
+
 def _check_same_training(there: Run, wanted: Settings) -> None:
     """Evaluated otherwise it is the same run; trained otherwise it is another."""
+    wanted = _as_made(there, wanted)
     old, new = ({**essential(s), "seed": s["seed"]} for s in (there.settings, wanted))
     changed = [
         f"{key} {plain(old.get(key, 'not set'))} there, {plain(new.get(key, 'not set'))} now"

@@ -176,6 +176,19 @@ def test_the_budget_judges_by_what_the_mode_took_before() -> None:
     assert Budget(None).allows(first)
 
 
+def test_the_budget_leaves_room_for_the_compiler() -> None:
+    """Plain, eager, then compiled: the first compiled network takes a minute, whatever eager took."""
+    plain, compiled = Case("a", "eager", "mcp", 1), Case("a", "compiled", "mcp", 1)
+    ticks: Iterator[float] = iter([0.0, 0.0, 39.0, 41.0, 41.0])
+    budget = Budget(100.0, clock=lambda: next(ticks))
+    assert budget.allows(compiled)  # nothing was measured yet: something should be
+    budget.spent(plain, 5.0)
+    assert budget.allows(compiled)  # 39 + 60
+    assert not budget.allows(compiled)  # 41 + 60
+    budget.spent(compiled, 59.5)
+    assert not budget.allows(Case("a", "compiled", "lpbnn", 4))  # as long as the plain one, for now
+
+
 def test_no_time_no_rows_but_a_record() -> None:
     seen: list[Record] = []
     record = measure(quick("lpbnn", seconds=1e-9), lambda record, _: seen.append(record))

@@ -1,0 +1,71 @@
+"""A recorded step: made anew where the model does something else in Python, and only there."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+
+from lpbnn import methods
+from lpbnn.data import Splits
+from lpbnn.engine import RunConfig
+from lpbnn.engine.build import DataInfo, build_model
+from lpbnn.engine.launch import launch
+from lpbnn.engine.step import Step
+from lpbnn.model import Model
+
+Make = Callable[..., RunConfig]
+EPOCHS = 4
+
+
+class Forgetful:
+    """Stands in for a recording, which needs a GPU, and counts how often it is made anew."""
+
+    times = 0
+
+    def forget(self) -> None:
+        self.times += 1
+
+    def on_its_stream(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+
+def forgotten(model: Model, config: RunConfig) -> list[int]:
+    """Epochs before which a recording was given up; before the first there is none."""
+    step = Step(model, config, launch(config), config.batch_size)
+    step.recording = recording = Forgetful()  # type: ignore[assignment]
+    found = []
+    for epoch in range(EPOCHS):
+        before = recording.times
+        model.before_epoch(epoch, EPOCHS)
+        with step.begin():
+            pass
+        found += [epoch] if epoch and recording.times > before else []
+    return found
+
+
+@pytest.mark.parametrize("method", [name for name in methods.names() if name != "edl"])
+def test_annealing_is_in_buffers_and_needs_no_new_recording(
+    make: Make, splits: Splits, method: str
+) -> None:
+    options = {"anneal": 0.5} if method in ("lpbnn", "rank1", "meanfield") else {}
+    config = make(method, method_options=options)
+    assert forgotten(build_model(config, DataInfo.of(splits)), config) == []
+
+
+@pytest.mark.parametrize("method", ["batchensemble", "lpbnn", "rank1"])
+def test_the_epochs_that_repeat_the_batch_are_recorded_anew(
+    make: Make, splits: Splits, method: str
+) -> None:
+    config = make(method, method_options={"repeat_last": 0.5})
+    assert forgotten(build_model(config, DataInfo.of(splits)), config) == [2]
+
+
+def test_what_a_model_does_not_tell_is_recorded_in_every_epoch(make: Make, splits: Splits) -> None:
+    class Own(Model):
+        def before_epoch(self, epoch: int, epochs: int) -> None:
+            self.weight = epoch / epochs
+
+    config = make("mcp")
+    model = Own(build_model(config, DataInfo.of(splits)).net)
+    assert forgotten(model, config) == [1, 2, 3]
