@@ -142,6 +142,13 @@ def test_a_tradeoff_has_a_row_for_every_variant_on_images_held_out() -> None:
             tradeoff.configs(tradeoff.Config(variants=(wrong,)))
 
 
+def test_the_shortest_try_of_table1_can_be_built() -> None:
+    """The two epochs of warm-up must leave some for training."""
+    for epochs, warmup in ((1, 0.25), (8, 2.0), (None, 2.0)):
+        runs = table1.configs(table1.Config(methods=("mcp",), seeds=1, epochs=epochs))
+        assert [run.schedule.warmup for run in runs.values()] == [warmup]
+
+
 def test_what_the_ledger_holds_is_not_trained_again(tmp_path: Path, console: Console) -> None:
     configs = {f"{name}-0": small(name) for name in ("mcp", "lpbnn")}
     ledger = tmp_path / "ledger"

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 import lpbnn
-from lpbnn import data, metrics
+from lpbnn import data, methods, metrics
 from lpbnn.data import Dataset, Splits
 from lpbnn.data.corruptions import CORRUPTIONS, cached, corrupt
 from lpbnn.engine import EvalConfig, OptimConfig, RunConfig
 from lpbnn.engine.build import DataInfo, build_model
 from lpbnn.engine.evaluate import evaluate
+from lpbnn.engine.run import reevaluate, run
 from lpbnn.engine.tally import NotFinite
 from lpbnn.engine.train import fit
 
@@ -31,6 +32,17 @@ def trained(config: RunConfig, splits: Splits) -> lpbnn.Model:
 
 def predicted(model: Any, splits: Splits, part: Dataset, samples: int = 1) -> lpbnn.Prediction:
     return lpbnn.predict(model, splits.normalise(part.inputs), samples=samples, seed=0)
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_every_method_is_measured_with_the_channels_last(
+    make: Make, splits: Splits, tmp_path: Path, method: str
+) -> None:
+    """Also what is read back, and what keeps stacks of weights, as tradi does."""
+    config = make(method, backbone="lenet", backbone_options={}, channels_last=True, epochs=1)
+    results = run(config, tmp_path, splits=splits)
+    again = reevaluate(tmp_path, splits=splits)
+    assert again["test"] == pytest.approx(results["test"], rel=1e-4)
 
 
 @pytest.mark.parametrize("method", ["mcp", "lpbnn", "edl"])

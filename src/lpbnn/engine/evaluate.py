@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lpbnn.data import Examples, Splits
+from lpbnn.engine import weights
 from lpbnn.engine.build import DataInfo
 from lpbnn.engine.config import RunConfig
 from lpbnn.engine.corruption import check_corruptions, corruption_results
@@ -72,7 +73,7 @@ def evaluate(
     device = fabric.device
     model.to(device)
     if config.channels_last:  # as training leaves it: a run that was read back is measured alike
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        weights.channels_last(model)
     predictor = Predictor(model, info, config, device, fabric.autocast, ranks=Ranks(fabric))
     cost = _cost(predictor, splits)  # first: it also warms the device up
     room = len(splits.test) * info.outputs <= KEPT_NUMBERS

@@ -125,7 +125,7 @@ class _Loop:
             return shares.in_shares(model, self.fabric)
         model.to(self.fabric.device)
         if self.config.channels_last:
-            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            weights.channels_last(model)
         return model
 
     def run(self) -> None:

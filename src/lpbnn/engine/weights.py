@@ -90,6 +90,16 @@ def snapshot(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
+def channels_last(model: nn.Module) -> None:
+    """Put the channels of every convolution's weight last in memory, in place.
+
+    ``model.to(memory_format=...)`` would refuse a model that keeps a stack of such weights (tradi).
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.dim() == 4:
+            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+
+
 def is_finite(model: nn.Module) -> bool:
     """Whether every parameter and statistic is a real number; waits for the device once.
 

@@ -61,7 +61,7 @@ def settings(
         drop_last=True,
         optim=OPTIM.get(method, OptimConfig(lr=0.1, weight_decay=5e-4 if fast else 1e-4)),
         schedule=(
-            ScheduleConfig("cosine", warmup=2)
+            ScheduleConfig("cosine", warmup=min(2.0, epochs / 4))
             if fast
             else ScheduleConfig("step", milestones=milestones)
         ),
