@@ -142,6 +142,32 @@ def test_a_tradeoff_has_a_row_for_every_variant_on_images_held_out() -> None:
             tradeoff.configs(tradeoff.Config(variants=(wrong,)))
 
 
+def test_a_tradeoff_may_have_the_method_itself_beside_its_variants() -> None:
+    variants = ("log_variance=-1", "log_variance=-1.0", "spread=0.1", "log_variance=1")
+    runs = tradeoff.configs(tradeoff.Config(beside=("lpbnn",), variants=variants))
+    rows = ("lpbnn", "lpbnn-log_variance=-1", "lpbnn-log_variance=1")  # each once
+    assert list(runs) == [f"cifar10-fast-wrn-16-4-{row}-0" for row in rows]
+
+
+def test_a_variants_value_may_hold_commas_and_slashes() -> None:
+    variants = ("include=['conv1','group1'], members=2", "backbone.pretrained=../../there.pt")
+    config = tradeoff.Config(beside=(), variants=variants)
+    one, other = tradeoff.configs(config).items()
+    assert one[1].method_options == {"include": ("conv1", "group1"), "members": 2}
+    assert other[1].backbone_options == {"pretrained": "../../there.pt"}
+    assert Path(other[0]).name == other[0]  # a folder beside the others
+    with pytest.raises(ValueError, match=r"expected NAME=VALUE"):
+        tradeoff.configs(tradeoff.Config(variants=("members=2,",)))
+
+
+def test_held_out_images_have_corruptions_of_their_own() -> None:
+    """Those in the folder are of the test set: published ones would not fit, generated ones be lost."""
+    for images, place in ((5000, "cifar-c/held-out-5000"), (0, "cifar-c")):
+        config = tradeoff.Config(hold_out=images, corruption_root="cifar-c")
+        runs = tradeoff.configs(config).values()
+        assert {run.evaluate.corruption_root for run in runs} == {place}
+
+
 def test_the_shortest_try_of_table1_can_be_built() -> None:
     """The two epochs of warm-up must leave some for training."""
     for epochs, warmup in ((1, 0.25), (8, 2.0), (None, 2.0)):
@@ -201,3 +227,10 @@ def test_the_data_is_read_once_and_every_run_has_a_line(
     ]
     run_all(configs, tmp_path, console, jobs=1)  # finished: not looked at again
     assert len(read) == 1
+
+
+def test_bad_input_leaves_no_data_in_memory(tmp_path: Path, console: Console) -> None:
+    wrong = replace(small("mcp"), backbone_options={"widht": 3})
+    with pytest.raises(ValueError, match="widht"):
+        run_all({"mcp": wrong}, tmp_path, console, jobs=1)
+    assert _suite._loaded.cache_info().currsize == 0

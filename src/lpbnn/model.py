@@ -122,9 +122,10 @@ class Model(nn.Module):
     def phase(self) -> object:
         """What ``before_epoch`` sets beside buffers: a step recorded in one phase is replayed in no other.
 
-        To be overridden with ``before_epoch``; where it is not, every epoch is a phase of its own.
+        To be overridden with ``before_epoch``, in the same class; where it is not, every epoch is a phase
+        of its own.
         """
-        return None if type(self).before_epoch is Model.before_epoch else object()
+        return None
 
     def after_step(self, lr: float | Tensor = 0.0) -> None:
         """A training loop calls this after every optimizer step, gradients still there, with its rate.

@@ -44,7 +44,7 @@ def forgotten(model: Model, config: RunConfig) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("method", [name for name in methods.names() if name != "edl"])
+@pytest.mark.parametrize("method", methods.names())
 def test_annealing_is_in_buffers_and_needs_no_new_recording(
     make: Make, splits: Splits, method: str
 ) -> None:
@@ -69,3 +69,20 @@ def test_what_a_model_does_not_tell_is_recorded_in_every_epoch(make: Make, split
     config = make("mcp")
     model = Own(build_model(config, DataInfo.of(splits)).net)
     assert forgotten(model, config) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("method", ["batchensemble", "lpbnn", "meanfield", "edl"])
+def test_what_a_subclass_sets_is_not_in_the_phase_that_it_inherits(
+    make: Make, splits: Splits, method: str
+) -> None:
+    config = make(method)
+    model = build_model(config, DataInfo.of(splits))
+
+    def before_epoch(self: Model, epoch: int, epochs: int) -> None:
+        self.temperature = epoch / epochs  # type: ignore[assignment]
+
+    model.__class__ = type("Own", (type(model),), {"before_epoch": before_epoch})
+    assert forgotten(model, config) == [1, 2, 3]
+    told = {"phase": lambda self: self.temperature >= 0.5}
+    model.__class__ = type("Told", (type(model),), told)
+    assert forgotten(model, config) == [2]

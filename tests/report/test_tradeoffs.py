@@ -54,13 +54,18 @@ def test_the_range_holds_the_middle_half(values: list[float]) -> None:
     assert inside >= len(values) / 2
 
 
-def test_names_are_kept_short(make: Make) -> None:
-    long = {"weighting": "equation", "log_variance": -1.5, "fast_lr": 0.3, "spread": 0.25}
-    options: list[dict[str, Any]] = [long, {"members": 8}]
-    made = [make("lpbnn", options=o, folder=f"r{i}") for i, o in enumerate(options)]
+def test_names_are_kept_short_and_tell_rows_apart(make: Make) -> None:
+    long = {"weighting": "equation", "fast_lr": 3, "spread": 0.25}
+    options: list[dict[str, Any]] = [{"log_variance": v, **long} for v in (-1.5, 1.5)]
+    made = [make("lpbnn", options=o, folder=f"r{i}") for i, o in enumerate([*options, {}])]
     found = groups(*made)
-    assert max(len(group.label) for group in found) > 40
-    assert "…" in tradeoffs(found)
+    assert min(len(group.label) for group in found) > 60
+    page = tradeoffs(found)
+    for value in ("-1.5", "1.5", "-2"):
+        assert f", {value})<" in page
+    many = [Point(f"a very long name of a method {i}", i, 90, 0.1, 0, 0) for i in (100000, 200000)]
+    assert "a very long name of a method 1" in chart(many, "ECE ↓")
+    assert "100000" not in chart(many, "ECE ↓")
 
 
 @pytest.mark.parametrize("same", [True, False])

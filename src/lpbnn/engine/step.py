@@ -75,7 +75,7 @@ class Step:
         if self.recording is None:
             return nullcontext()
         # What a model changes in Python before an epoch is not in the recording of the last one.
-        if self.phase != (phase := self.model.phase()):
+        if self.phase != (phase := phase_of(self.model)):
             self.recording.forget()
             self.phase = phase
         return self.recording.on_its_stream()
@@ -110,6 +110,17 @@ class Step:
             self.sums = torch.zeros(len(self.names), device=self.fabric.device)
         values = [term.detach().float() for term in terms.values()]
         self.sums.add_(torch.stack([*values, torch.ones_like(values[0])]), alpha=len(y))
+
+
+def phase_of(model: Model) -> object:
+    """The model's phase, if the class that last had a say in ``before_epoch`` says it."""
+    # What is inherited knows nothing of what a subclass sets: it would replay a step of the past.
+    for cls in type(model).__mro__:
+        if "phase" in vars(cls):
+            return model.phase()
+        if "before_epoch" in vars(cls):
+            break
+    return object()  # equal to no other
 
 
 def records(config: RunConfig, fabric: "Fabric") -> bool:

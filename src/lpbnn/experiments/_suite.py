@@ -130,13 +130,15 @@ def run_all(
                 console.print(f"{escape(name)}: {_took(places[name])}", highlight=False)
             bar.update(task, advance=1, description=name)
 
-        if jobs <= 1:
-            for name, config in todo.items():
-                bar.update(task, description=name)
-                done(name, _one(config, places[name], ledger))
-        else:
-            _in_processes(todo, places, jobs, ledger, done)
-    _loaded.cache_clear()
+        try:
+            if jobs <= 1:
+                for name, config in todo.items():
+                    bar.update(task, description=name)
+                    done(name, _one(config, places[name], ledger))
+            else:
+                _in_processes(todo, places, jobs, ledger, done)
+        finally:
+            _loaded.cache_clear()  # whoever called may have other use for the memory
     if broken:
         lines = "".join(f"\n  {name}: {problem}" for name, problem in broken.items())
         raise RunError(

@@ -7,6 +7,7 @@ on training images that are held out, so that one may choose by them and leave t
 was chosen; ``--hold-out 0`` measures on the test set.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,25 +43,45 @@ def configs(config: Config) -> dict[str, RunConfig]:
         stem, _, seed = name.rpartition("-")
         if run.method in config.beside:
             found[name] = run
-        else:
+        if run.method in config.methods:
             found |= {
-                f"{stem}-{variant}-{seed}": _varied(run, variant) for variant in config.variants
+                f"{stem}-{variant.replace('/', '_')}-{seed}": _varied(run, variant)
+                for variant in config.variants
             }
-    return found if not config.hold_out else _held_out(found, config.hold_out)
+    images = config.hold_out
+    return _distinct(
+        {name: _held_out(run, images) if images else run for name, run in found.items()}
+    )
 
 
 def _varied(run: RunConfig, variant: str) -> RunConfig:
     """The run with a row's settings; the method itself says which of them it does not know."""
-    varied = with_options(run, tuple(variant.split(",")))
+    # A comma within a value, as in include=['conv1','layer1'], is followed by no NAME=.
+    varied = with_options(run, tuple(re.split(r", *(?=[\w.]+=|$)", variant)))
     resolved(varied)
     return varied
 
 
-def _held_out(runs: Mapping[str, RunConfig], images: int) -> dict[str, RunConfig]:
-    part = {"val": images, "measure": "val"}
-    return {
-        name: replace(run, data_options={**run.data_options, **part}) for name, run in runs.items()
-    }
+def _distinct(runs: Mapping[str, RunConfig]) -> dict[str, RunConfig]:
+    """Each run once: a variant may be written in two ways, or be what the method is by default."""
+    found: dict[str, RunConfig] = {}
+    known: list[RunConfig] = []
+    for name, run in runs.items():
+        if (whole := resolved(run)) not in known:
+            known.append(whole)
+            found[name] = run
+    return found
+
+
+def _held_out(run: RunConfig, images: int) -> RunConfig:
+    """The run, measured on training images; what lies in a folder of corruptions is of the test set."""
+    root = run.evaluate.corruption_root
+    own = root and str(Path(root, f"held-out-{images}"))
+    return replace(
+        run,
+        data_options={**run.data_options, "val": images, "measure": "val"},
+        evaluate=replace(run.evaluate, corruption_root=own),
+    )
 
 
 def run(config: Config, console: Console) -> Path:

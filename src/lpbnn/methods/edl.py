@@ -138,6 +138,9 @@ class Evidential(Model):
     def before_epoch(self, epoch: int, epochs: int) -> None:
         self.kl_weight.fill_(min(1.0, epoch / self.anneal) if self.anneal else 1.0)
 
+    def phase(self) -> object:
+        return None
+
     def strangeness(self, outputs: Tensor) -> Tensor | None:
         """K / S of member outputs, (S, B, ...); None where confidence is to be the score."""
         return None if self.score_by == "confidence" else self.alpha(outputs).mean(2).reciprocal()

@@ -124,6 +124,9 @@ class LatentPosterior(FastWeightEnsemble):
         super().before_epoch(epoch, epochs)
         self.kl_weight.fill_(annealed(epoch, epochs, self.anneal))
 
+    def phase(self) -> object:
+        return super().phase()  # the weight is a buffer
+
     def _factors(self) -> list[LatentFactors]:
         return [layer.factors for layer in self.layers if isinstance(layer.factors, LatentFactors)]
 

@@ -63,6 +63,9 @@ class RankOne(FastWeightEnsemble):
         super().before_epoch(epoch, epochs)
         self.kl_weight.fill_(annealed(epoch, epochs, self.anneal))
 
+    def phase(self) -> object:
+        return super().phase()  # the weight is a buffer
+
 
 def build(net: nn.Module, config: Config, **model_options: Any) -> Model:
     check_num_data(config.num_data, "rank1")

@@ -1,5 +1,6 @@
 """What is paid in accuracy for calibration and detection: a chart for each, a point for each row."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import quantiles
@@ -14,6 +15,7 @@ from lpbnn.report.svg import LINE, MUTED, colour, drawing
 from lpbnn.report.tables import Cell
 
 LONGEST = 34  # letters of a name beside a chart
+SETTING = re.compile(r"\b\w+=")
 
 
 @dataclass(frozen=True)
@@ -100,8 +102,11 @@ def _point(group: Group, path: tuple[str, ...]) -> Point | None:
 
 def _name(point: Point, across: tuple[float, float], up: tuple[float, float]) -> str:
     """A point's name; where it lies outside, so does what it has."""
-    label = point.label
-    name = label if len(label) < LONGEST else f"{label[: LONGEST - 2]}…"
+    name = point.label
+    if len(name) >= LONGEST:
+        # Values tell rows apart; which settings they are of, the table says in the same order.
+        name = SETTING.sub("", name)
+    name = name if len(name) < LONGEST else f"{name[: LONGEST - 2]}…"
     inside = across[0] <= point.x <= across[1] and up[0] <= point.y <= up[1]
     return name if inside else f"{name} ({point.x:.1f}, {point.y:.3f})"
 
