@@ -173,6 +173,9 @@ def test_the_shortest_try_of_table1_can_be_built() -> None:
     for epochs, warmup in ((1, 0.25), (8, 2.0), (None, 2.0)):
         runs = table1.configs(table1.Config(methods=("mcp",), seeds=1, epochs=epochs))
         assert [run.schedule.warmup for run in runs.values()] == [warmup]
+    for epochs, milestones in ((1, (1,)), (2, (1, 2)), (250, (80, 160, 200))):
+        config = table1.Config(preset=("cifar10",), methods=("mcp",), seeds=1, epochs=epochs)
+        assert [run.schedule.milestones for run in table1.configs(config).values()] == [milestones]
 
 
 def test_what_the_ledger_holds_is_not_trained_again(tmp_path: Path, console: Console) -> None:
@@ -217,7 +220,7 @@ def test_the_data_is_read_once_and_every_run_has_a_line(
         return load_data(config)
 
     monkeypatch.setattr(_suite, "load_data", load)
-    console = Console(file=io.StringIO(), width=120)
+    console = Console(file=io.StringIO(), width=20)
     configs = {f"mcp-{seed}": small("mcp", seed) for seed in (0, 1)}
     run_all(configs, tmp_path, console, jobs=1)
     assert len(read) == 1

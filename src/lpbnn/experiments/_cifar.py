@@ -48,7 +48,7 @@ def settings(
     """One run of the table."""
     data, _, fast = preset.partition("-")
     epochs = config.epochs or (30 if fast else 250)
-    milestones = tuple(round(share * epochs) for share in (0.32, 0.64, 0.8))
+    milestones = sorted({max(1, round(share * epochs)) for share in (0.32, 0.64, 0.8)})
     run = RunConfig(
         method=method,
         backbone=backbone,
@@ -63,7 +63,7 @@ def settings(
         schedule=(
             ScheduleConfig("cosine", warmup=min(2.0, epochs / 4))
             if fast
-            else ScheduleConfig("step", milestones=milestones)
+            else ScheduleConfig("step", milestones=tuple(milestones))
         ),
         augment=AugmentConfig(cutout=16 if data == "cifar10" else 8),
         evaluate=EvalConfig(

@@ -127,7 +127,8 @@ def run_all(
                 broken[name] = problem
                 console.print(f"[red]{escape(name)} broke:[/] {escape(problem)}")
             elif not console.is_terminal:  # there is no bar: a line each
-                console.print(f"{escape(name)}: {_took(places[name])}", highlight=False)
+                line = f"{escape(name)}: {_took(places[name])}"
+                console.print(line, highlight=False, soft_wrap=True)
             bar.update(task, advance=1, description=name)
 
         try:
