@@ -34,7 +34,8 @@ def tradeoffs(groups: Sequence[Group]) -> str:
     """Accuracy against ECE, against the AUROC of each set never seen, and against cE."""
     measured = [("", "ece", ("test", "ece"))]
     measured += [
-        (name, "auroc", ("ood", name, "auroc")) for name in contents.measured_on(groups, "ood")
+        (contents.PIXELS.get(name, name), "auroc", ("ood", name, "auroc"))
+        for name in contents.measured_on(groups, "ood")
     ]
     measured.append(("", "ce", ("corruption", "ce")))
     charts = []
