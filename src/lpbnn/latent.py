@@ -37,7 +37,9 @@ class LatentFactors(Factors):
     network starts from the members it was given.
 
     r_j is kept as drawn unless ``train_r``: were it to learn, the reconstruction could be made small by
-    moving r to r^, and the members drift together.
+    moving r to r^, and the members drift together. Without ``train_decoder`` D is kept as drawn too (d
+    learns): then only sigma says how much r^ varies, and the KL holds it to the prior's; a D that learns
+    can make the noise small whatever sigma is.
 
     Franchi et al.: Encoding the latent posterior of Bayesian neural networks for uncertainty
     quantification, 2020.
@@ -62,6 +64,7 @@ class LatentFactors(Factors):
         spread: float = 0.5,
         init: Init = "normal",
         train_r: bool = False,
+        train_decoder: bool = True,
         log_variance: float = -4.0,
     ) -> None:
         super().__init__(members, inputs, outputs)
@@ -86,6 +89,7 @@ class LatentFactors(Factors):
             code = mu / latent**0.5
             missing = r - self.decoder(code)  # corrected in the span of the mu_j, random elsewhere
             self.decoder.weight += (torch.linalg.pinv(code, rtol=1e-4) @ missing).T
+        self.decoder.weight.requires_grad_(train_decoder)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, latent={self.latent}"

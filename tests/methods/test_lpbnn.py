@@ -97,6 +97,27 @@ def test_free_bits_cost_nothing_and_give_no_gradient() -> None:
     )
 
 
+def test_a_decoder_as_drawn_leaves_the_noise_to_sigma() -> None:
+    model = built(train_decoder=False)
+    groups = model.parameter_groups(weight_decay=0.1, lr=0.5)
+    optimizer = torch.optim.SGD(groups, momentum=0.9)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for _ in range(5):
+        optimizer.zero_grad()
+        model.loss(X.double(), Y)["loss"].backward()
+        optimizer.step()
+    after = model.state_dict()
+    kept = {name for name in before if torch.equal(before[name], after[name])}
+    assert kept == {f"net.{i}.factors.{name}" for i in (0, 2) for name in ("r", "decoder.weight")}
+    assert not any(
+        p.requires_grad for name, p in model.named_parameters() if "decoder.weight" in name
+    )
+    learning = built()
+    learning.load_state_dict(after)  # the same tensors, by the same names
+    for layer, other in zip(model.layers, learning.layers, strict=True):
+        torch.testing.assert_close(layer.factors.mean(), other.factors.mean())
+
+
 def test_the_last_epochs_repeat_the_batch() -> None:
     model, seen = built(repeat_last=0.25), []
     model.net[1].register_forward_hook(lambda module, args, output: seen.append(len(output)))

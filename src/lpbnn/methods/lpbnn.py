@@ -64,6 +64,7 @@ class Config(RankOneConfig):
     train_r: bool = (
         False  # r as drawn, as the released code has it; True lets r learn, as the paper writes
     )
+    train_decoder: bool = True  # False: D as drawn, so that only sigma sizes the noise
     log_variance: float = -2.0  # of z, before training
     noise: Noise = (
         "pass"  # the training loss draws z for every "pass", or for every "example" of it
@@ -143,6 +144,7 @@ def build(net: nn.Module, config: Config, **model_options: Any) -> Model:
             spread=config.spread,
             init=config.init,
             train_r=config.train_r,
+            train_decoder=config.train_decoder,
             log_variance=config.log_variance,
         )
 
