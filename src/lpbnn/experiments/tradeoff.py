@@ -55,11 +55,9 @@ def configs(config: Config) -> dict[str, RunConfig]:
 
 
 def _varied(run: RunConfig, variant: str) -> RunConfig:
-    """The run with a row's settings; the method itself says which of them it does not know."""
+    """The run with a row's settings."""
     # A comma within a value, as in include=['conv1','layer1'], is followed by no NAME=.
-    varied = with_options(run, tuple(re.split(r", *(?=[\w.]+=|$)", variant)))
-    resolved(varied)
-    return varied
+    return with_options(run, tuple(re.split(r", *(?=[\w.]+=|$)", variant)))
 
 
 def _distinct(runs: Mapping[str, RunConfig]) -> dict[str, RunConfig]:
@@ -67,7 +65,8 @@ def _distinct(runs: Mapping[str, RunConfig]) -> dict[str, RunConfig]:
     found: dict[str, RunConfig] = {}
     known: list[RunConfig] = []
     for name, run in runs.items():
-        if (whole := resolved(run)) not in known:
+        whole = resolved(run)  # the method itself says which options it does not know
+        if whole not in known:
             known.append(whole)
             found[name] = run
     return found

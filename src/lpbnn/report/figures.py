@@ -52,11 +52,21 @@ class Line:
     """Whether it trained to its end: a diverged one does not decide what range is shown."""
 
 
+@dataclass(frozen=True)
+class Mark:
+    """A name and the place in a chart that it belongs to; without an x it gets no thread."""
+
+    name: str
+    index: int
+    x: float | None
+    y: float
+
+
 def severities(lines: Sequence[Line], what: str, percent: bool) -> str:
     """A metric against the severity of the corruption, every line named at its end."""
     factor = 100 if percent else 1
     names = [line.label if len(line.label) < 30 else f"{line.label[:28]}…" for line in lines]
-    beside = 30 + 5.8 * max(map(len, names))
+    beside = room_for(names)
     height = max(240, 14 * len(lines) + 70)
     with drawing(440, height, f"{what} against the severity of the corruption") as d:
         axes = d.axes(34, 18, 406 - beside, height - 58)
@@ -78,8 +88,14 @@ def severities(lines: Sequence[Line], what: str, percent: bool) -> str:
         axes.grid(axis="y", color=LINE, linewidth=0.8)
         axes.set_axisbelow(True)
         axes.margins(x=0.02)
-        axes.set_ylim(*_range(lines, factor, percent))
-        _name_ends(axes, lines, names, factor)
+        low, high = _range(lines, factor, percent)
+        axes.set_ylim(low, high)
+        marks = []
+        for line, name in zip(lines, names, strict=True):
+            end = float(line.mean[-1]) * factor
+            beyond = " ↓" * (end < low) + " ↑" * (end > high)
+            marks.append(Mark(name + beyond, line.index, float(line.x[-1]), end))
+        name_beside(axes, marks)
     return d.svg
 
 
@@ -139,22 +155,26 @@ def _range(lines: Sequence[Line], factor: float, percent: bool) -> tuple[float, 
     return 0, high + air
 
 
-def _name_ends(axes: Axes, lines: Sequence[Line], names: Sequence[str], factor: float) -> None:
-    """Names to the right of the lines' ends, pushed apart, each with a thread to its line."""
+def name_beside(axes: Axes, marks: Sequence[Mark]) -> None:
+    """Names to the right of what they name, pushed apart, each with a thread to it."""
     low, high = map(float, axes.get_ylim())
     left, right = axes.get_xlim()
     box = axes.get_window_extent()
     up, across = (high - low) / box.height, (right - left) / box.width
-    ends = [float(line.mean[-1]) * factor for line in lines]
-    within = [min(max(end, low), high) for end in ends]
-    for line, name, end, seen, place in zip(
-        lines, names, ends, within, spread(within, 13 * up, low + 7 * up, high), strict=True
-    ):
-        beyond = " ↓" * (end < low) + " ↑" * (end > high)
-        xs = [line.x[-1] + 4 * across, right + 6 * across, right + 13 * across]
-        thread = {"color": colour(line.index), "linewidth": 1, "alpha": 0.8, "clip_on": False}
-        axes.plot(xs, [seen, place, place], **thread)
-        axes.text(right + 17 * across, place, name + beyond, va="center", ha="left", clip_on=False)
+    heights = [min(max(mark.y, low), high) for mark in marks]
+    places = spread(heights, 13 * up, low + 7 * up, high)
+    for mark, y, place in zip(marks, heights, places, strict=True):
+        if mark.x is not None:
+            xs = [mark.x + 4 * across, right + 6 * across, right + 13 * across]
+            thread = {"color": colour(mark.index), "linewidth": 1, "alpha": 0.8, "clip_on": False}
+            axes.plot(xs, [y, place, place], **thread)
+        axes.text(right + 17 * across, place, mark.name, va="center", ha="left", clip_on=False)
+    axes.set(xlim=(left, right), ylim=(low, high))
+
+
+def room_for(names: Sequence[str]) -> float:
+    """Pixels to the right of a chart that ``name_beside`` needs."""
+    return 30 + 5.8 * max(map(len, names))
 
 
 def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:

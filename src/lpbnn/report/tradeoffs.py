@@ -5,11 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import quantiles
 
-from matplotlib.axes import Axes
-
 from lpbnn.metrics.info import METRICS
 from lpbnn.report import contents, html
-from lpbnn.report.figures import spread
+from lpbnn.report.figures import Mark, name_beside, room_for
 from lpbnn.report.runs import Group
 from lpbnn.report.svg import LINE, MUTED, colour, drawing
 from lpbnn.report.tables import Cell
@@ -57,11 +55,11 @@ def tradeoffs(groups: Sequence[Group]) -> str:
 def chart(points: Sequence[Point], what: str) -> str:
     """A number against accuracy, every point named at the right."""
     across, up = limits([p.x for p in points]), limits([p.y for p in points])
-    names = [_name(p, across, up) for p in points]
-    beside = 24 + 5.8 * max(map(len, names))
+    marks = [_mark(p, across, up) for p in points]
+    beside = room_for([mark.name for mark in marks])
     height = max(230, 14 * len(points) + 70)
     with drawing(440, height, f"{what} against accuracy") as d:
-        axes = d.axes(40, 18, 396 - beside, height - 58)
+        axes = d.axes(40, 18, 400 - beside, height - 58)
         axes.set(xlim=across, ylim=up)
         for p in points:
             bars = {"color": colour(p.index), "alpha": 0.45, "linewidth": 1.6}
@@ -73,7 +71,7 @@ def chart(points: Sequence[Point], what: str) -> str:
         axes.grid(color=LINE, linewidth=0.8)
         axes.set_axisbelow(True)
         axes.locator_params(nbins=5)
-        _names(axes, points, names)
+        name_beside(axes, marks)
     return d.svg
 
 
@@ -101,28 +99,13 @@ def _point(group: Group, path: tuple[str, ...]) -> Point | None:
     return Point(group.label, group.index, 100 * x.mean, y.mean, *spreads)
 
 
-def _name(point: Point, across: tuple[float, float], up: tuple[float, float]) -> str:
-    """A point's name; where it lies outside, so does what it has."""
+def _mark(point: Point, across: tuple[float, float], up: tuple[float, float]) -> Mark:
+    """A point's name; of one that lies outside, with its numbers instead of a thread."""
     name = point.label
     if len(name) >= LONGEST:
         # Values tell rows apart; which settings they are of, the table says in the same order.
         name = SETTING.sub("", name)
     name = name if len(name) < LONGEST else f"{name[: LONGEST - 2]}…"
-    inside = across[0] <= point.x <= across[1] and up[0] <= point.y <= up[1]
-    return name if inside else f"{name} ({point.x:.1f}, {point.y:.3f})"
-
-
-def _names(axes: Axes, points: Sequence[Point], names: Sequence[str]) -> None:
-    """To the right, as high as their points where there is room, each with a thread to its point."""
-    low, high = map(float, axes.get_ylim())
-    left, right = axes.get_xlim()
-    box = axes.get_window_extent()
-    up, across = (high - low) / box.height, (right - left) / box.width
-    heights = [min(max(p.y, low), high) for p in points]
-    places = spread(heights, 13 * up, low + 7 * up, high)
-    for p, name, place in zip(points, names, places, strict=True):
-        if left <= p.x <= right and low <= p.y <= high:
-            thread = {"color": colour(p.index), "linewidth": 0.8, "alpha": 0.5, "clip_on": False}
-            axes.plot([p.x, right + 4 * across, right + 9 * across], [p.y, place, place], **thread)
-        axes.text(right + 12 * across, place, name, va="center", ha="left", clip_on=False)
-    axes.set(xlim=(left, right), ylim=(low, high))
+    if across[0] <= point.x <= across[1] and up[0] <= point.y <= up[1]:
+        return Mark(name, point.index, point.x, point.y)
+    return Mark(f"{name} ({point.x:.1f}, {point.y:.3f})", point.index, None, point.y)
