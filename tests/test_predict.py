@@ -1,5 +1,7 @@
 """Prediction: the mean of probabilities, in any portions, repeatable, and nothing left behind."""
 
+import sys
+
 import pytest
 import torch
 from memory import PeakMemory
@@ -216,3 +218,17 @@ def test_members_in_turn_answer_as_members_together(
     monkeypatch.setattr(FastWeightEnsemble, "_better_in_turn", lambda *call: True)
     in_turn = predict(model, x, samples=2, seed=1)
     torch.testing.assert_close(in_turn.members, together.members, rtol=0, atol=1e-14)
+
+
+def test_members_are_summed_a_few_at_a_time_to_the_same_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is made probabilities at once is a matter of memory alone."""
+    model = lpbnn.build(nn.Linear(4, 3), "lpbnn", members=5, num_data=10)
+    x = torch.randn(6, 4)
+    whole = predict(model, x, samples=2, seed=0)
+    monkeypatch.setattr(sys.modules["lpbnn.predict"], "AT_ONCE", 2 * 6 * 3)  # two members
+    few = predict(model, x, samples=2, seed=0)
+    assert torch.equal(few.members, whole.members)
+    assert torch.equal(few.probs, whole.probs)
+    assert torch.equal(few.epistemic, whole.epistemic)

@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from lpbnn.convert import replace_modules
 from lpbnn.layers import Draw, FastWeight, draw_layers, held
@@ -22,11 +21,8 @@ from lpbnn.members import (
 )
 from lpbnn.model import Model, Terms, as_call, batch_size, total, two_groups
 from lpbnn.norms import MemberNorm, is_batch_norm
-from lpbnn.stages import SpreadAt, check_stage, find_stages
+from lpbnn.stages import SpreadAt, check_stage, fills_device, find_stages
 from lpbnn.wrapper import Wrapper
-
-# Numbers in a batch that keep a device busy without a second member beside them.
-FULL = {"cpu": 2**16, "cuda": 2**19}
 
 BatchNormMode = Literal["shared", "member"]
 BATCH_NORM_MODES: tuple[str, ...] = get_args(BatchNormMode)
@@ -78,7 +74,7 @@ class FastWeightEnsemble(Model):
         self._spread_at = SpreadAt()
         for stage in filter(None, self.stages):
             check_stage(net, stage)
-            net.get_submodule(stage).register_forward_pre_hook(self._spread_at, with_kwargs=True)
+            self._spread_at.add_to(net.get_submodule(stage))
         self._replaced(Wrapper)
 
     @property
@@ -119,8 +115,12 @@ class FastWeightEnsemble(Model):
         draws: list[Draw],
         mode: BatchMode,
         first: int = 0,
+        in_turn: bool = False,
     ) -> Tensor:
-        """Outputs of all rows, member-major, for the members in ``draws``, of which one is ``first``."""
+        """Outputs of all rows, member-major, for the members in ``draws``, of which one is ``first``.
+
+        Where a part of the network is shared by the members, they may go through the rest ``in_turn``.
+        """
         batch = batch_size(args, kwargs)
         layers = self.layers
         members = draws[0].members
@@ -128,17 +128,18 @@ class FastWeightEnsemble(Model):
             args, kwargs = spread_tree((args, kwargs), batch, members, mode)
         else:
             self._spread_at.plan = (batch, members, mode)
+            if in_turn and members > 1:
+                self._spread_at.turn = lambda i: self._one_held(draws, i, batch, first)
         try:
-            ids = [(first + i) % self.members for i in range(members)]
-            norms = self._replaced(MemberNorm)
-            with held(layers, draws, rows_needed(batch, members, mode)), _members(norms, ids):
-                outputs = self.readout(self.net(*args, **kwargs))
+            with self._all_held(draws, rows_needed(batch, members, mode), first):
+                try:
+                    outputs = self.readout(self.net(*args, **kwargs))
+                finally:  # a member's turn ends before that of all
+                    self._spread_at.end()
         except (RuntimeError, ValueError) as error:
             if "" not in self.stages:
                 error.add_note(self._where_spread())
             raise
-        finally:
-            self._spread_at.plan = None
         self._remember(outputs, layers, draws)
         if outputs.shape[0] != rows_needed(batch, members, mode):
             raise RuntimeError(
@@ -146,6 +147,20 @@ class FastWeightEnsemble(Model):
                 f"rows, but the network returned {outputs.shape[0]}. {self._where_spread()}"
             )
         return outputs
+
+    @contextmanager
+    def _all_held(self, draws: list[Draw], rows: int, first: int) -> Iterator[None]:
+        """Every layer and norm knows whose rows it will see."""
+        ids = [(first + i) % self.members for i in range(draws[0].members)]
+        with held(self.layers, draws, rows), _members(self._replaced(MemberNorm), ids):
+            yield
+
+    def _one_held(
+        self, draws: list[Draw], member: int, rows: int, first: int
+    ) -> AbstractContextManager[None]:
+        return self._all_held(
+            [draw.take(slice(member, member + 1)) for draw in draws], rows, first + member
+        )
 
     @staticmethod
     def _remember(outputs: Tensor, layers: list[FastWeight], draws: list[Draw]) -> None:
@@ -183,18 +198,17 @@ class FastWeightEnsemble(Model):
                         for i, one in enumerate(ones)
                     ]
                     return torch.stack(outputs)
-                return gather(self.rows(args, kwargs, _part, "repeat", _first), count)
+                return gather(self.rows(args, kwargs, _part, "repeat", _first, True), count)
 
             yield run
 
     def _better_in_turn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a batch fills the device by itself: then each member is a plain network with its weights.
 
-        Where a part of the network is shared by the members, they stay together behind it.
+        Where a part of the network is shared by the members, it is asked behind that part.
         """
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        full = FULL["cpu" if all(tensor.device.type == "cpu" for tensor in tensors) else "cuda"]
-        return "" in self.stages and sum(tensor.numel() for tensor in tensors) >= full
+        batch = batch_size(args, kwargs)
+        return "" in self.stages and fills_device((args, kwargs), batch)
 
     def loss(self, x: Any, y: Tensor) -> Terms:
         shared = self.shared()
@@ -246,10 +260,11 @@ class FastWeightEnsemble(Model):
 @contextmanager
 def _members(norms: list[MemberNorm], ids: list[int]) -> Iterator[None]:
     """Tell the members' batch norms whose rows they will see."""
+    before = [norm._held for norm in norms]
     for norm in norms:
         norm._held = ids
     try:
         yield
     finally:
-        for norm in norms:
-            norm._held = None
+        for norm, ids_before in zip(norms, before, strict=True):
+            norm._held = ids_before

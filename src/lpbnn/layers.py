@@ -273,13 +273,14 @@ def with_biases(
 @contextmanager
 def held(layers: Sequence[FastWeight], draws: Sequence[Draw], rows: int = 0) -> Iterator[None]:
     """Within this block every call of a layer uses its given draw: one network, any number of calls."""
+    before = [(layer._held, layer._rows) for layer in layers]
     for layer, draw in zip(layers, draws, strict=True):
         layer._held, layer._rows = draw, rows
     try:
         yield
     finally:
-        for layer in layers:
-            layer._held, layer._rows = None, 0
+        for layer, (draw, rows) in zip(layers, before, strict=True):
+            layer._held, layer._rows = draw, rows
 
 
 def _in_backward() -> bool:

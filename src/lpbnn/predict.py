@@ -13,6 +13,9 @@ from lpbnn.losses import Task
 from lpbnn.members import is_batched
 from lpbnn.model import Model, as_call, at_least_one, batch_size
 
+# Outputs that are made probabilities together: 16 MiB of them, more than any batch of labels has.
+AT_ONCE = 2**22
+
 
 @dataclass(frozen=True, repr=False)
 class Prediction:
@@ -119,9 +122,8 @@ def predict(
                 part_args, part_kwargs = _part((args, kwargs), batch, slice(start, start + step))
                 if index == len(sums):
                     sums.append(_Sums(model.task, keep_members))
-                outputs = run(*part_args, **part_kwargs)
-                sums[index].add(*model.likelihood(outputs), model.strangeness(outputs))
-                del outputs  # gone before the next pass makes its own
+                # The outputs are gone before the next pass makes its own.
+                sums[index].add_all(model, run(*part_args, **part_kwargs))
     return _merge([part.finish() for part in sums])
 
 
@@ -145,6 +147,13 @@ class _Sums:
         self.count = 0
         self.mean = self.within = self.between = torch.zeros(())
         self.strangeness: Tensor | None = None  # a sum until it is finished
+
+    def add_all(self, model: Model, outputs: Tensor) -> None:
+        """Outputs (s, b, ...) of members, made probabilities a few members at a time."""
+        # Those of every member for every pixel of a street scene would be most of the memory.
+        few = max(1, AT_ONCE // max(1, outputs[0].numel()))
+        for part in outputs.split(few):
+            self.add(*model.likelihood(part), model.strangeness(part))
 
     def add(self, values: Tensor, variances: Tensor | None, strangeness: Tensor | None) -> None:
         """Values (s, b, ...): Welford's update, so that a large mean does not drown the variance."""

@@ -205,7 +205,8 @@ def _took(folder: Path) -> str:
 
 def _start(threads: int, jobs: int) -> None:
     torch.set_num_threads(threads)
-    os.environ[BESIDE] = str(jobs)
+    # Whoever has started other commands as well may have said how many runs there are in all.
+    os.environ[BESIDE] = str(max(jobs, int(os.environ.get(BESIDE, 1))))
 
 
 def _one(config: RunConfig, folder: Path, ledger: Path | None) -> str:

@@ -152,6 +152,8 @@ def by_setting(runs: Iterable[Run]) -> dict[str, list[Run]]:
     parts: dict[str, list[Run]] = {}
     for run in runs:
         name = f"{run.data.name}, {run.settings['backbone']}, {run.settings['epochs']} epochs"
+        if run.settings.get("data_options.measure") == "val":  # not to be read as test numbers
+            name += ", measured on held-out training images"
         parts.setdefault(name, []).append(run)
     return parts
 

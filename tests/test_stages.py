@@ -1,0 +1,230 @@
+"""Where a part of a network is converted: the rest runs once, and the members share it exactly."""
+
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from memory import PeakMemory
+from networks import Mlp, ResNet, members_and_ordinary, settle
+from torch import nn
+
+import lpbnn
+from lpbnn import stages
+
+
+class Counting(nn.Module):
+    """Counts the rows that pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.rows += x.shape[0]
+        return x
+
+
+class EncoderDecoder(nn.Module):
+    """The decoder is called with two tensors, one of them a skip around the bottleneck."""
+
+    def __init__(self, decoder: nn.Module | None = None) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), Counting())
+        self.decoder = decoder or Decoder()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        low = self.encoder(x)
+        return self.decoder({"low": low, "high": torch.relu(low)})
+
+
+class Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = Counting()
+        self.mix = nn.Conv2d(8, 4, 1)
+        self.out = nn.ModuleList([nn.Conv2d(4, 4, 1), nn.Conv2d(4, 3, 1)])
+
+    def forward(self, features: dict[str, torch.Tensor]) -> torch.Tensor:
+        x = torch.relu(self.mix(self.count(torch.cat([features["low"], features["high"]], 1))))
+        for layer in self.out:
+            x = layer(x)
+        return x
+
+
+PARTIAL = {
+    "decoder": (EncoderDecoder, (3, 5, 5), {"include": "decoder.*"}, ["decoder"]),
+    "list in it": (
+        EncoderDecoder,
+        (3, 5, 5),
+        {"include": "decoder.out.*"},
+        ["decoder.out.0", "decoder.out.1"],
+    ),
+    "last layer": (ResNet, (3, 8, 8), {"include": "head"}, ["head"]),
+    "last stages": (ResNet, (3, 8, 8), {"include": ["stage2.*", "head"]}, ["stage2", "head"]),
+    "sequential": (Mlp, (5,), {"exclude": "0"}, ["2", "4"]),
+    "chosen": (ResNet, (3, 8, 8), {"include": "head", "spread_at": "stage2"}, ["stage2"]),
+}
+
+
+@pytest.mark.parametrize("case", PARTIAL)
+def test_partial_conversion_equals_the_fully_spread_computation(case: str) -> None:
+    make, shape, options, stages = PARTIAL[case]
+    net = settle(make()).double()
+    model = lpbnn.build(net, "lpbnn", members=3, num_data=10, **options).eval()
+    assert model.stages == stages
+    x = torch.randn(4, *shape, dtype=torch.float64)
+    together, alone = members_and_ordinary(model, x)
+    torch.testing.assert_close(together, alone)
+    torch.manual_seed(7)
+    partly = model(x)
+    model.stages = [""]
+    torch.manual_seed(7)
+    torch.testing.assert_close(partly, model(x), rtol=0, atol=1e-14)
+
+
+def test_the_unconverted_part_runs_once_per_example() -> None:
+    net = EncoderDecoder()
+    model = lpbnn.build(net, "lpbnn", members=4, num_data=10, include="decoder").eval()
+    model(torch.randn(2, 3, 5, 5))
+    assert (net.encoder[2].rows, net.decoder.count.rows) == (2, 8)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_partial_conversion_trains_by_split(size: int) -> None:
+    net = EncoderDecoder()
+    model = lpbnn.build(net, "lpbnn", members=4, num_data=10, include="decoder").train()
+    model.loss(torch.randn(size, 3, 5, 5), torch.randint(3, (size, 5, 5)))["loss"].backward()
+    assert (net.encoder[2].rows, net.decoder.count.rows) == (size, 4)
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_tensor_around_the_stage_is_explained() -> None:
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.a(x)
+            return x + self.b(x)
+
+    model = lpbnn.build(Around(), "batchensemble", include="b")
+    with pytest.raises(RuntimeError) as caught:
+        model(torch.randn(3, 4))
+    assert "spreads the batch over the members at ['b']" in caught.value.__notes__[0]
+    model = lpbnn.build(Around(), "batchensemble", include="b", spread_at="")
+    assert model(torch.randn(3, 4)).shape == (4, 3, 4)
+
+
+def test_spread_at_must_exist() -> None:
+    with pytest.raises(ValueError, match="spread_at='decodr' is no module"):
+        lpbnn.build(EncoderDecoder(), "batchensemble", spread_at="decodr")
+
+
+@pytest.fixture
+def in_turn(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Whether any batch counts as one that fills the device."""
+
+    def choose(yes: bool) -> None:
+        monkeypatch.setattr(stages, "FULL", dict.fromkeys(stages.FULL, 1 if yes else 2**60))
+
+    return choose
+
+
+@pytest.mark.parametrize("batch_norm", ["shared", "member"])
+@pytest.mark.parametrize("case", PARTIAL)
+def test_members_in_turn_answer_as_members_together(
+    case: str, batch_norm: str, in_turn: Callable[[bool], None]
+) -> None:
+    make, shape, options, _ = PARTIAL[case]
+    net = settle(make()).double()
+    model = lpbnn.build(
+        net, "lpbnn", members=3, num_data=10, batch_norm=batch_norm, **options
+    ).double()
+    x = torch.randn(4, *shape, dtype=torch.float64)
+    in_turn(False)
+    together = lpbnn.predict(model, x, samples=2, seed=1, chunk=8)
+    in_turn(True)
+    turns = lpbnn.predict(model, x, samples=2, seed=1, chunk=8)
+    torch.testing.assert_close(turns.members, together.members, rtol=0, atol=1e-14)
+    again = lpbnn.predict(model, x, samples=2, seed=1, chunk=8)
+    assert torch.equal(again.members, turns.members)
+
+
+def test_in_turn_the_shared_part_still_runs_once(in_turn: Callable[[bool], None]) -> None:
+    in_turn(True)
+    net = EncoderDecoder()
+    seen: list[int] = []
+    net.decoder.register_forward_pre_hook(lambda module, args: seen.append(len(args[0]["low"])))
+    model = lpbnn.build(net, "lpbnn", members=4, num_data=10, include="decoder")
+    lpbnn.predict(model, torch.randn(2, 3, 5, 5))
+    assert net.encoder[2].rows == 2
+    assert seen == [2, 2, 2, 2]  # one member's rows at a time
+
+
+def test_what_cannot_be_joined_goes_through_together(in_turn: Callable[[bool], None]) -> None:
+    class Odd(Decoder):
+        def forward(self, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            return {"out": super().forward(features), "scale": torch.ones(())}
+
+    model = lpbnn.build(
+        EncoderDecoder(Odd()), "batchensemble", members=3, include="decoder", task="segmentation"
+    )
+    x = torch.randn(2, 3, 5, 5)
+    in_turn(False)
+    together = lpbnn.predict(model, x, seed=0).members
+    in_turn(True)
+    torch.testing.assert_close(lpbnn.predict(model, x, seed=0).members, together)
+
+
+@pytest.mark.parametrize("member", [0, 2])
+def test_a_stage_that_breaks_leaves_the_model_as_it_was(
+    member: int, in_turn: Callable[[bool], None]
+) -> None:
+    in_turn(True)
+    net = EncoderDecoder()
+    model = lpbnn.build(net, "batchensemble", members=3, include="decoder")
+    x = torch.randn(2, 3, 5, 5)
+    before = lpbnn.predict(model, x).members
+    calls = iter(range(3))
+
+    def broken(module: nn.Module, args: object) -> None:
+        if next(calls) == member:
+            raise RuntimeError("no memory left")
+
+    handle = net.decoder.mix.register_forward_pre_hook(broken)
+    with pytest.raises(RuntimeError, match="no memory left"):
+        lpbnn.predict(model, x)
+    handle.remove()
+    assert torch.equal(lpbnn.predict(model, x).members, before)
+    assert all(layer._held is None for layer in model.layers)
+
+
+def test_memory_grows_by_a_members_outputs_not_by_its_activations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with street scenes: another member adds its logits, 3 channels, where its maps have 8."""
+    monkeypatch.setattr(sys.modules["lpbnn.predict"], "AT_ONCE", 1)
+    x = torch.randn(1, 3, 160, 160)
+    peaks = []
+    for members in (2, 6):
+        model = lpbnn.build(
+            EncoderDecoder(),
+            "batchensemble",
+            members=members,
+            include="decoder",
+            task="segmentation",
+        )
+        with PeakMemory() as meter:
+            lpbnn.predict(model, x, keep_members=False)
+        peaks.append(meter.peak)
+    logits = 3 * 160 * 160 * 4
+    assert peaks[1] - peaks[0] <= 4 * 2 * logits + 2**16  # once by the member, once joined
+
+
+def test_undo_takes_every_hook_away() -> None:
+    model = lpbnn.build(EncoderDecoder(), "batchensemble", include="decoder")
+    net = lpbnn.undo(model)
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in net.modules())
+    assert net(torch.randn(2, 3, 5, 5)).shape == (2, 3, 5, 5)
