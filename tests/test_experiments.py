@@ -1,6 +1,7 @@
 """Experiments run whole in a small form, print the paper's numbers beside ours, and resume."""
 
 import io
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from rich.console import Console
 from lpbnn import experiments
 from lpbnn.data import Splits
 from lpbnn.engine import EvalConfig, RunConfig
-from lpbnn.engine.build import load_data
+from lpbnn.engine.build import build_model, load_data
 from lpbnn.experiments import _cifar, _suite, demo, diversity, stability, table1, tradeoff
 from lpbnn.experiments._suite import run_all
 
@@ -237,3 +238,22 @@ def test_bad_input_leaves_no_data_in_memory(tmp_path: Path, console: Console) ->
     with pytest.raises(ValueError, match="widht"):
         run_all({"mcp": wrong}, tmp_path, console, jobs=1)
     assert _suite._loaded.cache_info().currsize == 0
+
+
+@pytest.mark.parametrize("method", ["mcp", "lpbnn"])
+def test_nothing_of_a_run_is_left_for_the_next_one(
+    method: str, tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU a model that lingers is memory that the next run's peak would count."""
+    models: list[weakref.ref[torch.nn.Module]] = []
+    alive: list[int] = []
+
+    def watched(*given: Any) -> Any:
+        alive.append(sum(model() is not None for model in models))
+        models.append(weakref.ref(model := build_model(*given)))
+        return model
+
+    monkeypatch.setattr("lpbnn.engine.run.build_model", watched)
+    configs = {str(seed): small(method, seed) for seed in range(3)}
+    run_all(configs, tmp_path, console, jobs=1)
+    assert alive == [0, 0, 0]

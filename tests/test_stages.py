@@ -1,6 +1,8 @@
 """Where a part of a network is converted: the rest runs once, and the members share it exactly."""
 
+import gc
 import sys
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -127,7 +129,9 @@ def in_turn(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """Whether any batch counts as one that fills the device."""
 
     def choose(yes: bool) -> None:
-        monkeypatch.setattr(stages, "FULL", dict.fromkeys(stages.FULL, 1 if yes else 2**60))
+        full = dict.fromkeys(stages.FULL, 1 if yes else 2**60)
+        monkeypatch.setattr(stages, "FULL", full)
+        monkeypatch.setattr(stages, "FULL_STAGE", full)
 
     return choose
 
@@ -161,6 +165,36 @@ def test_in_turn_the_shared_part_still_runs_once(in_turn: Callable[[bool], None]
     lpbnn.predict(model, torch.randn(2, 3, 5, 5))
     assert net.encoder[2].rows == 2
     assert seen == [2, 2, 2, 2]  # one member's rows at a time
+
+
+@pytest.mark.parametrize("batch_norm", ["shared", "member"])
+def test_a_compiled_network_takes_its_members_in_turn(
+    batch_norm: str, in_turn: Callable[[bool], None]
+) -> None:
+    """Written out once, not compiled again for another draw; more members than that go together."""
+    in_turn(True)
+    net = settle(ResNet())
+    model = lpbnn.build(
+        net, "lpbnn", members=3, num_data=10, include="stage2.*", batch_norm=batch_norm
+    )
+    x = torch.randn(4, 3, 8, 8)
+    expected = lpbnn.predict(model, x, seed=1).members
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    model.net.compile(backend=backend, fullgraph=True, dynamic=False)
+    torch.testing.assert_close(lpbnn.predict(model, x, seed=1).members, expected)
+    lpbnn.predict(model, x, seed=2)
+    convolutions = [node for node in graphs[0].graph.nodes if "conv2d" in str(node.target)]
+    assert len(graphs) == 1
+    assert len(convolutions) == 1 + 2 + 3 * 3  # stem, stage1; three of stage2 for each member
+    lpbnn.predict(model, x, samples=4, chunk=48)
+    convolutions = [node for node in graphs[1].graph.nodes if "conv2d" in str(node.target)]
+    assert len(convolutions) == 1 + 2 + 3  # twelve members: as rows
+    torch._dynamo.reset()
 
 
 def test_what_cannot_be_joined_goes_through_together(in_turn: Callable[[bool], None]) -> None:
@@ -228,3 +262,17 @@ def test_undo_takes_every_hook_away() -> None:
     net = lpbnn.undo(model)
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in net.modules())
     assert net(torch.randn(2, 3, 5, 5)).shape == (2, 3, 5, 5)
+
+
+@pytest.mark.parametrize("include", [None, "decoder"])
+def test_a_model_is_gone_when_nobody_uses_it(include: str | None) -> None:
+    """It does not refer to itself: its memory is free at once, not when somebody collects garbage."""
+    model = lpbnn.build(EncoderDecoder(), "lpbnn", num_data=10, include=include)
+    lpbnn.predict(model, torch.randn(2, 3, 5, 5))
+    watched = weakref.ref(model)
+    gc.disable()
+    try:
+        del model
+        assert watched() is None
+    finally:
+        gc.enable()

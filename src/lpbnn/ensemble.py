@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
 
 from lpbnn.convert import replace_modules
-from lpbnn.layers import Draw, FastWeight, draw_layers, held
+from lpbnn.layers import Draw, FastWeight, draw_layers
 from lpbnn.losses import require_tensor
 from lpbnn.members import (
     BatchMode,
@@ -21,7 +20,7 @@ from lpbnn.members import (
 )
 from lpbnn.model import Model, Terms, as_call, batch_size, total, two_groups
 from lpbnn.norms import MemberNorm, is_batch_norm
-from lpbnn.stages import SpreadAt, check_stage, fills_device, find_stages
+from lpbnn.stages import FULL, Cast, SpreadInTurn, check_stage, fills_device, find_stages
 from lpbnn.wrapper import Wrapper
 
 BatchNormMode = Literal["shared", "member"]
@@ -71,7 +70,7 @@ class FastWeightEnsemble(Model):
         self.stages = [spread_at] if isinstance(spread_at, str) else list(spread_at)
         if batch_norm == "member":
             self._split_batch_norms()
-        self._spread_at = SpreadAt()
+        self._spread_at = SpreadInTurn()
         for stage in filter(None, self.stages):
             check_stage(net, stage)
             self._spread_at.add_to(net.get_submodule(stage))
@@ -124,22 +123,22 @@ class FastWeightEnsemble(Model):
         batch = batch_size(args, kwargs)
         layers = self.layers
         members = draws[0].members
+        cast = Cast(layers, self._replaced(MemberNorm), self.members)
         if "" in self.stages:
             args, kwargs = spread_tree((args, kwargs), batch, members, mode)
         else:
             self._spread_at.plan = (batch, members, mode)
-            if in_turn and members > 1:
-                self._spread_at.turn = lambda i: self._one_held(draws, i, batch, first)
+            self._spread_at.cast = (cast, draws, first) if in_turn and members > 1 else None
+        cast.choose(draws, rows_needed(batch, members, mode), first)
         try:
-            with self._all_held(draws, rows_needed(batch, members, mode), first):
-                try:
-                    outputs = self.readout(self.net(*args, **kwargs))
-                finally:  # a member's turn ends before that of all
-                    self._spread_at.end()
+            outputs = self.readout(self.net(*args, **kwargs))
         except (RuntimeError, ValueError) as error:
             if "" not in self.stages:
                 error.add_note(self._where_spread())
             raise
+        finally:
+            self._spread_at.end()
+            cast.release()
         self._remember(outputs, layers, draws)
         if outputs.shape[0] != rows_needed(batch, members, mode):
             raise RuntimeError(
@@ -147,20 +146,6 @@ class FastWeightEnsemble(Model):
                 f"rows, but the network returned {outputs.shape[0]}. {self._where_spread()}"
             )
         return outputs
-
-    @contextmanager
-    def _all_held(self, draws: list[Draw], rows: int, first: int) -> Iterator[None]:
-        """Every layer and norm knows whose rows it will see."""
-        ids = [(first + i) % self.members for i in range(draws[0].members)]
-        with held(self.layers, draws, rows), _members(self._replaced(MemberNorm), ids):
-            yield
-
-    def _one_held(
-        self, draws: list[Draw], member: int, rows: int, first: int
-    ) -> AbstractContextManager[None]:
-        return self._all_held(
-            [draw.take(slice(member, member + 1)) for draw in draws], rows, first + member
-        )
 
     @staticmethod
     def _remember(outputs: Tensor, layers: list[FastWeight], draws: list[Draw]) -> None:
@@ -208,7 +193,7 @@ class FastWeightEnsemble(Model):
         Where a part of the network is shared by the members, it is asked behind that part.
         """
         batch = batch_size(args, kwargs)
-        return "" in self.stages and fills_device((args, kwargs), batch)
+        return "" in self.stages and fills_device((args, kwargs), batch, FULL)
 
     def loss(self, x: Any, y: Tensor) -> Terms:
         shared = self.shared()
@@ -255,16 +240,3 @@ class FastWeightEnsemble(Model):
         known = {id(parameter) for parameter in fast}
         slow = [parameter for parameter in self.parameters() if id(parameter) not in known]
         return two_groups(slow, fast, weight_decay, lr, self.fast_lr)
-
-
-@contextmanager
-def _members(norms: list[MemberNorm], ids: list[int]) -> Iterator[None]:
-    """Tell the members' batch norms whose rows they will see."""
-    before = [norm._held for norm in norms]
-    for norm in norms:
-        norm._held = ids
-    try:
-        yield
-    finally:
-        for norm, ids_before in zip(norms, before, strict=True):
-            norm._held = ids_before

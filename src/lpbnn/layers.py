@@ -9,8 +9,7 @@ Three ways to compute it, equal to rounding:
   J * |W| numbers instead of two activations, which on a CPU costs a convolution 6 % and not 37 %.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -268,19 +267,6 @@ def with_biases(
     return [
         layer._with_bias(factors, samples) for layer, factors in zip(layers, drawn, strict=True)
     ]
-
-
-@contextmanager
-def held(layers: Sequence[FastWeight], draws: Sequence[Draw], rows: int = 0) -> Iterator[None]:
-    """Within this block every call of a layer uses its given draw: one network, any number of calls."""
-    before = [(layer._held, layer._rows) for layer in layers]
-    for layer, draw in zip(layers, draws, strict=True):
-        layer._held, layer._rows = draw, rows
-    try:
-        yield
-    finally:
-        for layer, (draw, rows) in zip(layers, before, strict=True):
-            layer._held, layer._rows = draw, rows
 
 
 def _in_backward() -> bool:

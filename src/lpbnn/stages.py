@@ -1,92 +1,149 @@
 """Where in a network the batch becomes members: what runs before is shared, and runs once."""
 
 import difflib
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lpbnn.layers import SUPPORTED, FastWeight
+from lpbnn.layers import SUPPORTED, Draw, FastWeight
 from lpbnn.members import BatchMode, is_batched, spread_tree
+from lpbnn.norms import MemberNorm
 
 UNCONVERTED = (*SUPPORTED, nn.RNNBase, nn.MultiheadAttention)  # what is worth running only once
 # Numbers in a batch that keep a device busy without a second member beside them.
 FULL = {"cpu": 2**16, "cuda": 2**19}
+# The same behind a shared part, without a compiler: a decoder is tens of small calls for each member, and
+# the host must start them faster than the GPU is done with them (docs/cost.md).
+FULL_STAGE = {"cpu": 2**16, "cuda": 2**25}
+UNROLLED = 8  # a compiler writes out every member's turn: no more of them than this
 
-Turn = Callable[[int], AbstractContextManager[Any]]
+
+class Cast:
+    """Whose rows the layers and norms of a pass will see, of an ensemble of so many members."""
+
+    def __init__(
+        self, layers: Sequence[FastWeight], norms: Sequence[MemberNorm], members: int
+    ) -> None:
+        self.layers, self.norms, self.members = layers, norms, members
+
+    def choose(self, draws: Sequence[Draw], rows: int, first: int) -> None:
+        """Every call of a layer uses its draw, until another is chosen; member ``first`` is the first."""
+        for layer, draw in zip(self.layers, draws, strict=True):
+            layer._held, layer._rows = draw, rows
+        ids = [(first + i) % self.members for i in range(draws[0].members)]
+        for norm in self.norms:
+            norm._held = ids
+
+    def release(self) -> None:
+        for layer in self.layers:
+            layer._held, layer._rows = None, 0
+        for norm in self.norms:
+            norm._held = None
 
 
 class SpreadAt:
-    """Forward hooks on the first converted stage: the batch becomes members there.
+    """A forward pre-hook on the first converted stage: the batch becomes members there.
 
-    What comes before it runs once per example. Tensors that are spread already pass through. The members
-    go through the stage together, as rows, or in turn, where ``turn`` says how one is chosen and the
-    batch fills the device by itself: then each is a plain network with its own weights, and memory is
-    that of one.
+    What comes before it runs once per example. Tensors that are spread already pass through.
     """
 
     def __init__(self) -> None:
         self.plan: tuple[int, int, BatchMode] | None = None
-        self.turn: Turn | None = None
-        self._earlier: list[Any] = []  # outputs of the members before the last, whose turn it is
-        self._last = ExitStack()
 
     def add_to(self, module: nn.Module) -> None:
         module.register_forward_pre_hook(self, with_kwargs=True)
-        module.register_forward_hook(self._joined)
 
     def end(self) -> None:
         """The pass is over, or broke off."""
-        self.plan = self.turn = None
-        if not torch.compiler.is_compiling():
-            self._earlier = []
-            self._last.close()
+        self.plan = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        if self.plan is None:
-            return None
-        if not torch.compiler.is_compiling() and self.turn is not None:
-            turn, batch = self.turn, self.plan[0]
-            if fills_device((args, kwargs), batch) and self._in_turn(module, turn, args, kwargs):
-                return None
-        return spread_tree((args, kwargs), *self.plan)
+        return None if self.plan is None else spread_tree((args, kwargs), *self.plan)
 
-    def _in_turn(self, module: nn.Module, turn: Turn, args: Any, kwargs: Any) -> bool:
+
+class SpreadInTurn(SpreadAt):
+    """The same, and members may go through the stage one after the other, where a pass allows it.
+
+    They do where the batch fills the device by itself: each is a plain network with its own weights
+    then, and memory is that of one. Their outputs are joined as rows behind the stage.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cast: tuple[Cast, list[Draw], int] | None = (
+            None  # draws, and which member is the first
+        )
+        self._earlier: list[Any] = []  # outputs of the members before the last, whose turn it is
+
+    def add_to(self, module: nn.Module) -> None:
+        super().add_to(module)
+        module.register_forward_hook(self.join)
+
+    def end(self) -> None:
+        super().end()
+        self.cast = None
+        self._earlier = []
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        if self.plan is not None and self.cast is not None:
+            batch, members, _ = self.plan
+            pays = _better_in_turn((args, kwargs), batch, members)
+            if pays and self._in_turn(module, args, kwargs, batch, *self.cast):
+                return None
+        return super().__call__(module, args, kwargs)
+
+    def _in_turn(
+        self,
+        module: nn.Module,
+        args: Any,
+        kwargs: Any,
+        batch: int,
+        cast: Cast,
+        draws: list[Draw],
+        first: int,
+    ) -> bool:
         """All members but the last, and the last one's turn begun; False if outputs cannot be joined."""
-        assert self.plan is not None
-        batch, members, _ = plan = self.plan
-        self.plan, outputs = None, []  # the hooks leave these calls alone
-        for member in range(members - 1):
-            with turn(member):
-                outputs.append(module(*args, **kwargs))
-            if not all(
-                isinstance(leaf, Tensor) and is_batched(leaf, batch)
-                for leaf in tree_leaves(outputs[-1])
-            ):
+        ones = [[draw.take(slice(i, i + 1)) for draw in draws] for i in range(draws[0].members)]
+        plan, self.plan = self.plan, None  # the hooks leave these calls alone
+        outputs = []
+        for member, one in enumerate(ones[:-1], first):
+            cast.choose(one, batch, member)
+            outputs.append(module(*args, **kwargs))
+            leaves = tree_leaves(outputs[-1])
+            if not all(isinstance(leaf, Tensor) and is_batched(leaf, batch) for leaf in leaves):
+                cast.choose(draws, batch * len(ones), first)
                 self.plan = plan
                 return False
+        cast.choose(ones[-1], batch, first + len(ones) - 1)
         self.plan, self._earlier = plan, outputs
-        self._last.enter_context(turn(members - 1))
         return True
 
-    def _joined(self, module: nn.Module, args: Any, output: Any) -> Any:
-        if torch.compiler.is_compiling() or self.plan is None or not self._earlier:
+    def join(self, module: nn.Module, args: Any, output: Any) -> Any:
+        """The members' outputs as rows, after the last one's turn."""
+        if self.plan is None or self.cast is None or not self._earlier:
             return output
-        self._last.close()
         outputs, self._earlier = [*self._earlier, output], []
+        cast, draws, first = self.cast
+        cast.choose(draws, self.plan[0] * self.plan[1], first)
         return tree_map(lambda *leaves: torch.cat(leaves), *outputs)
 
 
-def fills_device(tree: Any, batch: int) -> bool:
+def fills_device(tree: Any, batch: int, full: Mapping[str, int]) -> bool:
     """Whether the examples in a call keep the device busy without a second member beside them."""
     tensors = [
         leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and is_batched(leaf, batch)
     ]
     kind = "cpu" if all(tensor.device.type == "cpu" for tensor in tensors) else "cuda"
-    return sum(tensor.numel() for tensor in tensors) >= FULL[kind]
+    return sum(tensor.numel() for tensor in tensors) >= full[kind]
+
+
+def _better_in_turn(tree: Any, batch: int, members: int) -> bool:
+    if torch.compiler.is_compiling():
+        return members <= UNROLLED and fills_device(tree, batch, FULL)
+    return fills_device(tree, batch, FULL_STAGE)
 
 
 def find_stages(net: nn.Module) -> list[str]:

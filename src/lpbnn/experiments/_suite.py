@@ -220,9 +220,11 @@ def _one(config: RunConfig, folder: Path, ledger: Path | None) -> str:
     except RuntimeError as error:
         return (str(error).strip() or repr(error)).splitlines()[0]
     finally:
-        if config.compile:  # the next run compiles a step of its own, with all the memory to itself
+        # The next run has all the memory to itself, and its peak is its own: a model refers to itself, so
+        # nothing of it goes before somebody looks.
+        if config.compile:
             torch.compiler.reset()
-            gc.collect()
+        gc.collect()
     if ledger is not None:
         from lpbnn.report.ledger import keep  # slow: not for --help
 

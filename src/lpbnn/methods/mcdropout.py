@@ -35,10 +35,10 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from lpbnn.convert import Conversion, Filter, convert, disable_fused_paths, replace_modules
-from lpbnn.ensemble import SpreadAt, check_stage
 from lpbnn.layers import SUPPORTED
 from lpbnn.members import gather, spread_tree
 from lpbnn.model import Model, Pass, Terms, as_call, at_least_one, batch_size, total
+from lpbnn.stages import SpreadAt, check_stage
 from lpbnn.wrapper import Wrapper
 
 RATE = 0.1  # of inserted dropout, unless another is given
@@ -173,8 +173,7 @@ class MCDropout(Model):
         self.stage = find_stage(net) if spread_at is None else spread_at
         self._spread_at = SpreadAt()
         if self.stage:
-            part = net.get_submodule(self.stage)
-            part.register_forward_pre_hook(self._spread_at, with_kwargs=True)
+            self._spread_at.add_to(net.get_submodule(self.stage))
 
     def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
         return self._rows(args, kwargs, self.members)
@@ -192,7 +191,7 @@ class MCDropout(Model):
                 error.add_note(self._where_spread())
             raise
         finally:
-            self._spread_at.plan = None
+            self._spread_at.end()
         if outputs.shape[0] != batch * members:
             raise RuntimeError(
                 f"{batch} examples and {members} passes make {batch * members} rows, but the network "
