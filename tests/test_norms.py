@@ -9,7 +9,7 @@ from torch import nn
 
 import lpbnn
 from lpbnn.layers import FastWeight
-from lpbnn.norms import MemberNorm
+from lpbnn.norms import MemberNorm, RowNorm, by_rows
 
 
 def build(method: str = "lpbnn", **options: object) -> lpbnn.Model:
@@ -101,3 +101,47 @@ def test_it_compiles_and_exports() -> None:
     batch = ({0: torch.export.Dim("batch")},)
     program = torch.export.export(frozen, (x,), dynamic_shapes=batch).module()
     torch.testing.assert_close(program(x[:3]), frozen(x[:3]))
+
+
+@pytest.mark.parametrize("momentum", [0.1, 0.7])
+@pytest.mark.parametrize("offset", [0.0, 1e4])  # of a size that a sum of squares would drown in
+def test_sums_by_rows_are_batch_norm(momentum: float, offset: float) -> None:
+    own = nn.BatchNorm2d(4, momentum=momentum).double()
+    nn.init.uniform_(own.weight)
+    nn.init.normal_(own.bias)
+    other = copy.deepcopy(own)
+    x = (offset + torch.randn(6, 4, 5, 3).double()).requires_grad_()
+    z = x.detach().clone().requires_grad_()
+    for _ in range(2):
+        expected, found = own(x), by_rows(other, z)
+        torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7)
+        weights = torch.randn_like(expected)
+        (expected * weights).sum().backward()
+        (found * weights).sum().backward()
+    torch.testing.assert_close(z.grad, x.grad, rtol=1e-6, atol=1e-6)
+    for mine, theirs in zip(other.parameters(), own.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(other.state_dict(), own.state_dict(), rtol=1e-9, atol=1e-9)
+
+
+def test_sums_by_rows_compile_without_a_break_and_keep_the_precision_of_their_input() -> None:
+    norm = nn.BatchNorm2d(4)
+    compiled = torch.compile(by_rows, backend="eager", fullgraph=True)
+    x = torch.randn(3, 4, 5, 5)
+    torch.testing.assert_close(compiled(norm, x), norm(x))
+    assert by_rows(norm, x.bfloat16()).dtype == torch.bfloat16
+    torch._dynamo.reset()
+
+
+def test_batch_norms_of_the_members_part_sum_by_rows_until_undo() -> None:
+    net = ResNet()
+    keys, shown = list(net.state_dict()), repr(net)
+    model = lpbnn.build(net, "lpbnn", members=3, num_data=10, include=["stage2", "head"])
+    chosen = [path for path, module in net.named_modules() if type(module) is RowNorm]
+    assert chosen == ["stage2.body.1", "stage2.body.4"]
+    assert "RowNorm" not in repr(model)
+    x = torch.randn(6, 3, 8, 8)
+    model.train().loss(x, torch.randint(3, (6,)))["loss"].backward()
+    assert lpbnn.undo(model) is net
+    assert not any(type(module) is RowNorm for module in net.modules())
+    assert (list(net.state_dict()), repr(net)) == (keys, shown)

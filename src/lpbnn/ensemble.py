@@ -19,7 +19,7 @@ from lpbnn.members import (
     spread_tree,
 )
 from lpbnn.model import Model, Terms, as_call, batch_size, total, two_groups
-from lpbnn.norms import MemberNorm, is_batch_norm
+from lpbnn.norms import MemberNorm, is_batch_norm, sum_by_rows
 from lpbnn.stages import FULL, Cast, SpreadInTurn, check_stage, fills_device, find_stages
 from lpbnn.wrapper import Wrapper
 
@@ -68,12 +68,15 @@ class FastWeightEnsemble(Model):
         if spread_at is None:
             spread_at = find_stages(net)
         self.stages = [spread_at] if isinstance(spread_at, str) else list(spread_at)
+        for stage in self.stages:
+            check_stage(net, stage)
         if batch_norm == "member":
             self._split_batch_norms()
         self._spread_at = SpreadInTurn()
-        for stage in filter(None, self.stages):
-            check_stage(net, stage)
-            self._spread_at.add_to(net.get_submodule(stage))
+        for stage in self.stages:
+            sum_by_rows(net.get_submodule(stage))
+            if stage:
+                self._spread_at.add_to(net.get_submodule(stage))
         self._replaced(Wrapper)
 
     @property

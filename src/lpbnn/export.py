@@ -11,6 +11,7 @@ from lpbnn.ensemble import FastWeightEnsemble
 from lpbnn.factors import FixedFactors
 from lpbnn.layers import FastWeight, draw_layers, member_weights
 from lpbnn.model import Model, at_least_one
+from lpbnn.norms import sum_by_rows
 from lpbnn.predict import seeded
 from lpbnn.stages import remove_hooks
 
@@ -98,6 +99,7 @@ def undo(model: nn.Module) -> nn.Module:
     ):  # a deep ensemble: its first member is the network it was given
         net = net[0]
     remove_hooks(net)
+    sum_by_rows(net, False)
     return undo_conversion(net)
 
 

@@ -1,4 +1,4 @@
-"""Batch norm for each member, statistics and affine map: members are normalised as networks apart."""
+"""Batch norm among members: one for each of them, or one for all whose sums are cheap to compile."""
 
 import copy
 from collections.abc import Sequence
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from lpbnn.losses import at_least_float32
 from lpbnn.members import gather
 from lpbnn.wrapper import Wrapper
 
@@ -54,6 +55,59 @@ class MemberNorm(Wrapper):
         return super().restore()
 
 
+class RowNorm(nn.BatchNorm2d):
+    """Torch's ``BatchNorm2d`` to rounding, and itself but in compiled training on a GPU.
+
+    There, the gradients of r and s are sums over the pixels of each row, and batch norm's own sums go over
+    all rows. Two passes over the same map, unless batch norm sums by row first as well: then a compiler
+    makes one of them (docs/cost.md).
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        usual = self.affine and self.track_running_stats and self.momentum is not None
+        if torch.compiler.is_compiling() and self.training and input.is_cuda and usual:
+            return by_rows(self, input)
+        return super().forward(input)
+
+    def _get_name(self) -> str:
+        return "BatchNorm2d"
+
+
+def by_rows(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
+    """What a batch norm does in training, by the means m and variances v of each row and channel.
+
+    mean = mean(m), variance = mean(v) + mean((m - mean)^2), over the rows.
+    """
+    numbers = x.numel() // x.shape[1]
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    assert norm.num_batches_tracked is not None
+    assert norm.momentum is not None
+    with torch.autocast(x.device.type, enabled=False):
+        values = at_least_float32(x)
+        v, m = torch.var_mean(values, (2, 3), correction=0)
+        mean = m.mean(0)
+        variance = v.mean(0) + (m - mean).square().mean(0)
+        with torch.no_grad():
+            norm.num_batches_tracked.add_(1)
+            norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), norm.momentum)
+            unbiased = variance * (numbers / (numbers - 1))
+            norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), norm.momentum)
+        scale = (variance + norm.eps).rsqrt() * norm.weight
+        shift = norm.bias - mean * scale
+        # Spread over the rows by hand: so the gradients of scale and shift are summed by row first, too.
+        rows = [factor.expand(len(x), -1)[:, :, None, None] for factor in (shift, scale)]
+        return torch.addcmul(rows[0], values, rows[1]).to(x.dtype)
+
+
+def sum_by_rows(net: nn.Module, yes: bool = True) -> None:
+    """Make the network's own batch norms ``RowNorm``, or what they were; their tensors stay."""
+    before, after = (nn.BatchNorm2d, RowNorm) if yes else (RowNorm, nn.BatchNorm2d)
+    for module in net.modules():
+        if type(module) is before:
+            module.__class__ = after  # type: ignore[assignment]
+
+
 def is_batch_norm(module: nn.Module) -> bool:
     """Whether a module is one of torch's own batch norms (a synchronised one stays shared)."""
-    return type(module) in BATCH_NORMS
+    return type(module) in (*BATCH_NORMS, RowNorm)

@@ -1,5 +1,6 @@
 """On a GPU: every precision trains, resumes and measures, and no step waits for the device."""
 
+import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import lpbnn
 from lpbnn import data, methods
 from lpbnn.data import Splits
 from lpbnn.engine import AugmentConfig, EvalConfig, OptimConfig, RunConfig, ScheduleConfig
@@ -123,6 +125,31 @@ def test_no_step_waits_for_the_device(
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+def test_compiled_sums_by_rows_are_the_uncompiled_ones() -> None:
+    """Losses, gradients and statistics of a network whose batch norms a compiler sums by rows."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3),
+        torch.nn.BatchNorm2d(8),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(8, 4, 3),
+        torch.nn.BatchNorm2d(4),
+        torch.nn.Flatten(),
+        torch.nn.Linear(64, 3),
+    )
+    own = lpbnn.build(net, "batchensemble", members=2).to("cuda").double()
+    other = copy.deepcopy(own)
+    x = torch.randn(8, 3, 8, 8, device="cuda", dtype=torch.float64)
+    y = torch.randint(3, (8,), device="cuda")
+    compiled = torch.compile(other.loss)
+    for _ in range(2):
+        own.loss(x, y)["loss"].backward()
+        compiled(x, y)["loss"].backward()
+    for (name, mine), theirs in zip(other.named_parameters(), own.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, msg=name)
+    torch.testing.assert_close(other.state_dict(), own.state_dict())
+
+
 def test_compiled_for_the_gpu(on_gpu: Make, splits: Splits) -> None:
     optim = OptimConfig(lr=0.02)  # at the default rate so little data hardly moves the loss
     config = on_gpu("rank1", compile=True, precision="bf16", epochs=4, optim=optim)
