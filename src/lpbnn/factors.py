@@ -37,10 +37,19 @@ def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, enabled=False)
 
 
+IN_ONE_KERNEL = 8
+
+
 def stack(many: Sequence["Factors"], name: str) -> Tensor:
     """The parameter ``name`` of every layer's factors, stacked, in float32 or better."""
-    stacked = torch.stack([factors.tensor(name) for factors in many])
-    return at_least_float32(stacked)
+    tensors = [factors.tensor(name) for factors in many]
+    if torch.compiler.is_compiling() and len(tensors) > IN_ONE_KERNEL:
+        # Of more tensors than this the compiler makes a kernel each; of stacks of stacks, one for all.
+        parts = range(0, len(tensors), IN_ONE_KERNEL)
+        return at_least_float32(
+            torch.cat([torch.stack(tensors[i : i + IN_ONE_KERNEL]) for i in parts])
+        )
+    return at_least_float32(torch.stack(tensors))
 
 
 class Factors(nn.Module):

@@ -104,7 +104,9 @@ class LatentFactors(Factors):
     @staticmethod
     def terms(many: Sequence["LatentFactors"]) -> tuple[Tensor, Tensor]:
         """KL and expected squared error of every layer, (L,) each: see ``Autoencoders.terms``."""
-        return Stacks(many).terms()
+        stacks = Stacks(many)
+        kl, squared = stacks.terms()
+        return kl[stacks.places], squared[stacks.places]
 
     def mean(self) -> tuple[Tensor, Tensor]:
         stack = Autoencoders([self])
@@ -143,15 +145,22 @@ class Autoencoders:
         """z (L, rows, latent) to r^ (L, rows, m)."""
         with self._exactly():
             z = z / self.latent**0.5
-            return torch.baddbmm(self.decoder_bias.unsqueeze(1), z, self.decoder_weight.mT)
+            return torch.baddbmm(self.decoder_bias.unsqueeze(2), self.decoder_weight, z.mT).mT
 
-    def draw(self, samples: int = 1, rows: int | None = None) -> list[tuple[Tensor, Tensor]]:
-        """r^ and s of every layer: ``samples`` draws of each member, or one for each of ``rows`` rows."""
+    def draw(
+        self, samples: int = 1, rows: int | None = None, copies: int = 1
+    ) -> list[tuple[Tensor, Tensor]]:
+        """r^ and s of every layer: ``samples`` draws of each member, or one for each of ``rows`` rows.
+
+        Each draw of r^ is given so many ``copies``, beside each other.
+        """
         mu, sigma = self.mu, self.sigma
         if rows is not None:
             each = rows // mu.shape[1]
             mu, sigma = (part.repeat_interleave(each, dim=1) for part in (mu, sigma))
         r_hat = self.decode(gaussian(mu, sigma, samples).flatten(1, 2))
+        if copies > 1:
+            r_hat = r_hat.unsqueeze(2).expand(-1, -1, copies, -1).flatten(1, 2)
         return [(r, repeat(f.s, samples)) for r, f in zip(r_hat, self.layers, strict=True)]
 
     def terms(self) -> tuple[Tensor, Tensor]:
@@ -170,23 +179,20 @@ class Autoencoders:
 
 
 class Stacks:
-    """All autoencoders of a network, stacked by width; answers are in the layers' order."""
+    """All autoencoders of a network, stacked by width; ``order`` has the layers in the stacks' order."""
 
     def __init__(self, many: Sequence[LatentFactors]) -> None:
         groups = group_by(many, lambda factors: factors.stack_key())
         self.parts = [Autoencoders([many[i] for i in indices]) for indices in groups]
-        flat = [i for indices in groups for i in indices]
-        self.places = sorted(range(len(flat)), key=flat.__getitem__)
+        self.order = [i for indices in groups for i in indices]
+        self.places = sorted(range(len(self.order)), key=self.order.__getitem__)
 
-    def draw(self, rows: int | None = None) -> list[tuple[Tensor, Tensor]]:
-        """One draw of every layer."""
-        drawn = [pair for part in self.parts for pair in part.draw(rows=rows)]
+    def draw(self, rows: int | None = None, copies: int = 1) -> list[tuple[Tensor, Tensor]]:
+        """One draw of every layer, in the layers' order (``Autoencoders.draw``)."""
+        drawn = [pair for part in self.parts for pair in part.draw(rows=rows, copies=copies)]
         return [drawn[place] for place in self.places]
 
     def terms(self) -> tuple[Tensor, Tensor]:
-        """KL and squared error of every layer, (L,) each (``Autoencoders.terms``)."""
-        found = (
-            torch.cat(one).unbind() for one in zip(*(p.terms() for p in self.parts), strict=True)
-        )
-        kl, squared = (torch.stack([one[place] for place in self.places]) for one in found)
-        return kl, squared
+        """KL and squared error of every layer, (L,) each, in the stacks' order (``Autoencoders.terms``)."""
+        kl, squared = zip(*(part.terms() for part in self.parts), strict=True)
+        return torch.cat(kl), torch.cat(squared)

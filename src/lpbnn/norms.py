@@ -87,7 +87,8 @@ def by_rows(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
         values = at_least_float32(x)
         v, m = torch.var_mean(values, (2, 3), correction=0)
         mean = m.mean(0)
-        variance = v.mean(0) + (m - mean).square().mean(0)
+        # The deviations sum to 0, so nothing of the gradient goes through the mean here.
+        variance = v.mean(0) + (m - mean.detach()).square().mean(0)
         with torch.no_grad():
             norm.num_batches_tracked.add_(1)
             norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), norm.momentum)

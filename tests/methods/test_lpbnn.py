@@ -1,5 +1,6 @@
 """LP-BNN's own options: noise by pass or by example, annealed KL, free bits, repeated last epochs."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -159,3 +160,29 @@ def test_an_epoch_may_begin_before_the_gradients_are_taken() -> None:
 def test_bad_options(option: str, value: object) -> None:
     with pytest.raises(ValueError, match=option):
         built(**{option: value})
+
+
+@pytest.mark.parametrize("noise", ["pass", "example"])
+def test_a_compiled_loss_has_the_uncompiled_ones_value_and_gradients(noise: str) -> None:
+    """More layers of one width than a compiler stacks at once, and copies of r for every row."""
+    layers = [nn.Linear(6, 6) for _ in range(10)]
+    net = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.Flatten(2), Mean(), *layers)
+    model = lpbnn.build(net, "lpbnn", members=3, num_data=50, latent=4, noise=noise).double()
+    other = copy.deepcopy(model)
+    compiled = torch.compile(other.loss, backend="eager", fullgraph=True)
+    x, y = torch.randn(7, 3, 5, 5).double(), torch.randint(6, (7,))  # 7: two examples come twice
+    torch.manual_seed(3)
+    expected = model.loss(x, y)
+    torch.manual_seed(3)
+    found = compiled(x, y)
+    torch._dynamo.reset()
+    torch.testing.assert_close(found, expected)
+    expected["loss"].backward()
+    found["loss"].backward()
+    for (name, mine), theirs in zip(other.named_parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, msg=name)
+
+
+class Mean(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean(-1)

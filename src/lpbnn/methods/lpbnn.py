@@ -89,7 +89,7 @@ class Config(RankOneConfig):
 class LatentPosterior(FastWeightEnsemble):
     """J members whose r^ is drawn from the latent posterior in every pass."""
 
-    term_weights: Tensor  # (2, L): of the KL and of the squared error, layer by layer
+    term_weights: Tensor  # (2, L): of the KL and of the squared error, in the stacks' order
     kl_weight: Tensor  # grows to 1 where the KL is annealed
 
     def __init__(self, net: nn.Module, config: Config, **options: Any) -> None:
@@ -98,7 +98,11 @@ class LatentPosterior(FastWeightEnsemble):
         self.weighting, self.anneal = config.weighting, config.anneal
         self.noise = config.noise
         self.free_nats = config.free_bits * config.latent
-        weights = [WEIGHTINGS[self.weighting](self.num_data, f.inputs) for f in self._factors()]
+        factors = self._factors()
+        weights = [
+            WEIGHTINGS[self.weighting](self.num_data, factors[i].inputs)
+            for i in Stacks(factors).order
+        ]
         # Made once: a tensor made in every step would make the GPU wait for the host.
         self.register_buffer("term_weights", torch.tensor(weights).T, persistent=False)
         self.register_buffer("kl_weight", torch.ones(()), persistent=False)
@@ -108,7 +112,11 @@ class LatentPosterior(FastWeightEnsemble):
 
     def draw(self, rows: int, shared: Stacks | None = None) -> list[Draw]:
         by_row = self.noise == "example" and self.training
-        return with_biases(self.layers, (shared or self.shared()).draw(rows if by_row else None))
+        # A compiler sums the gradients of all copies of a stack in one kernel, those that it makes itself
+        # of each layer's r^ in one for each layer.
+        copies = rows // self.members if self.training and torch.compiler.is_compiling() else 1
+        drawn = (shared or self.shared()).draw(*(rows, 1) if by_row else (None, copies))
+        return with_biases(self.layers, drawn)
 
     def penalties(self, shared: Stacks | None = None) -> Terms:
         kl, squared_error = (shared or self.shared()).terms()
