@@ -30,6 +30,7 @@ CHANGED = RunConfig(
     evaluate=EvalConfig(3, 64, 512, False, True, (1, 5), "/c", 100, "/frost", 2),
     precision="bf16",
     compile=True,
+    memory_budget=0.5,
     graph=False,
     channels_last=True,
     device="cpu",
@@ -111,6 +112,12 @@ def test_what_is_wrong_is_named(data: Any, message: str) -> None:
     [
         (lambda: RunConfig(epochs=0), "epochs is 0; expected an integer of at least 1"),
         (lambda: RunConfig(seed=-1), "seed is -1"),
+        (
+            lambda: RunConfig(compile=True, memory_budget=1.5),
+            "memory_budget is 1.5; .* from 0 to 1",
+        ),
+        (lambda: RunConfig(compile=True, memory_budget=-0.1), "memory_budget is -0.1"),
+        (lambda: RunConfig(memory_budget=0.5), "budget is 0.5 without compile; .* add --compile"),
         (lambda: RunConfig(schedule=ScheduleConfig(warmup=15)), "warmup is 15.0 of 15 epochs"),
         (lambda: OptimConfig(lr=0), "optim.lr is 0.0; expected a number above 0"),
         (lambda: OptimConfig(lr=float("nan")), "lr is nan; expected a finite number"),

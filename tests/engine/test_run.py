@@ -67,6 +67,8 @@ def test_a_finished_run_is_not_touched_by_accident(
     with pytest.raises(RunError, match="exclude each other"):
         run(make(), tmp_path, resume=True, overwrite=True, splits=splits)
     assert run(make(), tmp_path, resume=True, splits=splits) == first
+    faster = make(compile=True, memory_budget=0.5)
+    assert run(faster, tmp_path, resume=True, splits=splits) == first
     (tmp_path / "notes.txt").write_text("mine")
     second = run(make(seed=1), tmp_path, overwrite=True, splits=splits)
     assert second["seed"] == 1

@@ -157,7 +157,8 @@ def test_what_is_kept_need_not_be_made(make: Make, ledger: Path) -> None:
     assert kept(ledger, "a", config) is None
     folder = make("mcp", folder="a", corrupted=False, options=dict(config.method_options))
     path = keep(folder, ledger)
-    assert kept(ledger, "a", RunConfig("mcp", data_root="elsewhere", compile=True)) == path
+    elsewhere = RunConfig("mcp", data_root="elsewhere", compile=True, memory_budget=0.5)
+    assert kept(ledger, "a", elsewhere) == path
     assert kept(ledger, "b", RunConfig("mcp")) == path
     assert kept(ledger, "b", RunConfig("mcp", seed=1)) is None
     measured = replace(config, evaluate=replace(config.evaluate, samples=8))

@@ -18,7 +18,7 @@ Precision: TypeAlias = Literal["32", "bf16", "fp16"]
 INCIDENTAL = {
     "seed",
     *("data_root", "data_options.checksum"),
-    *("device", "devices", "nodes", "strategy", "compile", "graph"),
+    *("device", "devices", "nodes", "strategy", "compile", "memory_budget", "graph"),
     *("progress", "tensorboard", "checkpoint_every", "validate_every"),
     *("evaluate.batch_size", "evaluate.chunk", "evaluate.examples"),
     *("evaluate.corruption_root", "evaluate.frost"),  # the results say which they were
@@ -194,6 +194,8 @@ class RunConfig:
     precision: Precision = "32"
     compile: bool = False
     """Compile the training step with torch.compile."""
+    memory_budget: float = 1.0
+    """Share of the activations that a compiled step keeps for its backward pass; the rest is recomputed."""
     graph: bool = True
     """On one GPU, record the training step as a CUDA graph and replay it."""
     channels_last: bool = False
@@ -219,6 +221,11 @@ class RunConfig:
         for name in ("seed", "validate_every"):
             value = getattr(self, name)
             _require(value >= 0, f"{name} is {value}", "an integer of at least 0")
+        budget = self.memory_budget
+        given = f"memory_budget is {budget}"
+        _require(0 <= budget <= 1, given, "a share of the activations, from 0 to 1")
+        fix = "a compiled step. Fix: add --compile (compile=True)"
+        _require(budget == 1 or self.compile, f"{given} without compile", fix)
         warmup = self.schedule.warmup
         given = f"schedule.warmup is {warmup} of {self.epochs} epochs"
         _require(warmup == 0 or warmup < self.epochs, given, "fewer than there are")

@@ -39,6 +39,7 @@ FREE = (
     "nodes",
     "strategy",
     "compile",
+    "memory_budget",
     "graph",
     "checkpoint_every",
     "progress",

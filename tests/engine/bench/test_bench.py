@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lpbnn.cli import main
+from lpbnn.engine import step
 from lpbnn.engine.bench import deeplab, peers
 from lpbnn.engine.bench.clock import Compared, Timing, interleaved, threads_of
 from lpbnn.engine.bench.memory import PeakMemory, state_bytes
@@ -88,6 +89,8 @@ def test_a_filter_leaves_the_reference() -> None:
         ({"image": (8,)}, "expected height and width"),
         ({"members": (0,)}, "at least 1"),
         ({"threads": 0}, "at least 1"),
+        ({"memory_budget": 1.5}, "memory_budget is 1.5; expected a share from 0 to 1"),
+        ({"memory_budget": 0.9}, "memory_budget is 0.9, .*'eager'.* add --modes compiled"),
         ({"backbones": ("wrn-28-11-1",)}, "unknown backbone"),
         ({"methods": ("lpbn",)}, "Did you mean 'lpbnn'"),
     ],
@@ -227,6 +230,26 @@ def test_the_command_shows_and_draws(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "peak memory of training" in drawn
     assert "LP-BNN" in drawn
     assert "_child" not in drawn
+
+
+def test_a_memory_budget_is_for_every_compiled_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    budgets: list[float] = []
+
+    def compiled(function: Any, memory_budget: float) -> Any:
+        budgets.append(memory_budget)
+        return function
+
+    monkeypatch.setattr(step, "compiled", compiled)
+    path, choice = tmp_path / "bench.json", ("--members", "2", "--methods", "lpbnn", "--no-predict")
+    modes = ("--modes", "eager", "compiled", "--memory-budget", "0.95")
+    main(["bench", *QUICK, *choice, *modes, "--json", str(path)])
+    assert budgets == [0.95, 0.95]  # the plain network and the method; not those that are eager
+    record = Record.read(path)
+    assert len(record.rows) == 4
+    assert record.settings["memory_budget"] == 0.95
+    assert "compiled with a memory budget of 0.95" in capsys.readouterr().out
 
 
 def test_a_strange_file_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

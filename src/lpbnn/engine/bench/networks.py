@@ -113,8 +113,11 @@ class _Bench:
         return meter.peak
 
     def _subject(self, case: Case) -> Subject:
-        torch.manual_seed(self.plan.seed)
-        return Subject(case, self.workload, self.fabric, self.precision, self.plan.options)
+        plan = self.plan
+        torch.manual_seed(plan.seed)
+        return Subject(
+            case, self.workload, self.fabric, self.precision, plan.options, plan.memory_budget
+        )
 
     def alone(self, case: Case, made: Measured) -> Row:
         """The row of the reference: it is its own."""

@@ -45,6 +45,9 @@ class Plan:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Precision | None = None
     """Left out: bf16 on a GPU, 32 on a CPU."""
+    memory_budget: float = 1.0
+    """compiled: share of the activations that a training step may keep for the backward pass. The plain
+    network of the same mode gets it too."""
     size: Literal["auto", "full", "small"] = "auto"
     """small: networks and pictures that a CPU can do. auto: small on a CPU."""
     batch: int | None = None
@@ -66,6 +69,14 @@ class Plan:
             raise ValueError(f"repeats is {self.repeats}; expected at least 2.")
         if self.seconds is not None and not self.seconds > 0:
             raise ValueError(f"seconds is {self.seconds}; expected a number above 0.")
+        budget = self.memory_budget
+        if not 0 <= budget <= 1:
+            raise ValueError(f"memory_budget is {budget}; expected a share from 0 to 1.")
+        if budget != 1 and self.modes and "compiled" not in self.modes:
+            raise ValueError(
+                f"memory_budget is {budget}, but modes is {self.modes}; expected compiled among them. Fix: "
+                "add --modes compiled."
+            )
         if len(self.image) not in (0, 2) or any(side < 1 for side in self.image):
             raise ValueError(f"image is {self.image}; expected height and width, such as 32 32.")
         if not self.members or min(self.members) < 1:

@@ -20,14 +20,17 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 
-def run_config(case: Case, device: torch.device, precision: Precision) -> RunConfig:
-    """What a run of the engine in this mode would be told."""
-    cuda = device.type == "cuda"
+def run_config(
+    case: Case, device: torch.device, precision: Precision, memory_budget: float = 1.0
+) -> RunConfig:
+    """What a run of the engine in this mode would be told; only a compiled step has a memory budget."""
+    cuda, compiled = device.type == "cuda", case.mode == "compiled"
     return RunConfig(
         method="mcp",  # the model is made elsewhere
         optim=OptimConfig(lr=1e-3),  # random labels: nothing is to be learnt, nor to diverge
         precision=precision,
-        compile=case.mode == "compiled",
+        compile=compiled,
+        memory_budget=memory_budget if compiled else 1.0,
         graph=case.mode != "eager",
         channels_last=cuda,
         device="cuda" if cuda else "cpu",
@@ -45,9 +48,10 @@ class Subject:
         fabric: "Fabric",
         precision: Precision,
         options: dict[str, Any] | None = None,
+        memory_budget: float = 1.0,
     ) -> None:
         self.case, self.workload, self.fabric = case, workload, fabric
-        config = run_config(case, fabric.device, precision)
+        config = run_config(case, fabric.device, precision, memory_budget)
         self.layout = torch.channels_last if config.channels_last else torch.contiguous_format
         self.model = workload.model(case.method, case.members, options)
         fabric.to_device(self.model)

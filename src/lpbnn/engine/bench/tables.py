@@ -64,8 +64,10 @@ def caption(record: Record) -> str:
     made, settings = record.environment, record.settings
     where = f"{made.get('device')}, torch {made.get('versions', {}).get('torch')}"
     precision = f", {settings['precision']}" if settings.get("precision") else ""
+    budget = settings.get("memory_budget", 1.0)
+    kept = f", compiled with a memory budget of {budget}" if budget != 1 else ""
     return (
-        f"{where}{precision}; medians of {settings.get('repeats')} repeats, each in turn with the "
+        f"{where}{precision}{kept}; medians of {settings.get('repeats')} repeats, each in turn with the "
         "plain network"
     )
 
