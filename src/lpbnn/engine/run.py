@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from lpbnn.data import Splits
-from lpbnn.engine import logs
+from lpbnn.engine import logs, turns
 from lpbnn.engine.build import DataInfo, build_model, load_data, resolved
 from lpbnn.engine.codec import differences
 from lpbnn.engine.config import EvalConfig, RunConfig
@@ -86,8 +86,11 @@ def run(
     config = target.config() if config is None else resolved(config)
     fabric = launch(config)
     early = "stopped before anything was trained or measured. Start it again the same way."
-    with ending_well(fabric, lambda: early):
-        return _run(config, target, fabric, resume, overwrite, splits)
+    try:
+        with ending_well(fabric, lambda: early):
+            return _run(config, target, fabric, resume, overwrite, splits)
+    finally:
+        turns.give()
 
 
 def _run(

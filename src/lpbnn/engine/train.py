@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lpbnn.data import Splits
-from lpbnn.engine import logs, shares, weights
+from lpbnn.engine import logs, shares, turns, weights
 from lpbnn.engine.config import RunConfig
 from lpbnn.engine.feed import Feed, noise_seed
 from lpbnn.engine.launch import ending_well, launch
@@ -30,7 +30,7 @@ from lpbnn.engine.optim import factor
 from lpbnn.engine.ranks import Ranks
 from lpbnn.engine.rundir import CHECKPOINT, TENSORBOARD, Row, RunDir
 from lpbnn.engine.scoring import validate
-from lpbnn.engine.step import Means, Step, fast_convolutions
+from lpbnn.engine.step import WARM_UP, Means, Step, fast_convolutions
 from lpbnn.engine.tally import NotFinite
 from lpbnn.model import Model
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 LOOK_EVERY = 50  # steps
+READY = WARM_UP + 2  # steps after which all is compiled and recorded
 
 
 @dataclass
@@ -116,6 +117,8 @@ class _Loop:
         self.training = Training()
         self.good = weights.snapshot(model)  # the last finite weights
         self.saved = 0  # the epoch of the last checkpoint
+        self.takes_turns = config.compile and fabric.device.type == "cuda"
+        self.waited = 0.0  # seconds of this epoch, for other runs on the same GPU
         if folder is not None and state is not None:
             self.restore(folder, state)
 
@@ -145,9 +148,9 @@ class _Loop:
             self.model.after_fit(self.feed.plain())
 
     def epoch(self, epoch: int) -> None:
-        started = time.perf_counter()
+        started, self.waited = time.perf_counter(), 0.0
         means = self.pass_over_data(epoch, started)
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - started - self.waited
         self.training.seconds += seconds
         self.training.peak_memory = max(self.training.peak_memory, peak_memory(self.fabric.device))
         images = means.pop("examples")
@@ -189,6 +192,8 @@ class _Loop:
         with self.step.begin():
             for number, (x, y) in enumerate(self.feed.epoch(epoch), start=1):
                 self.step(x, y, self.scale(epoch * self.feed.steps + number - 1))
+                if number == READY and self.takes_turns:
+                    self.waited = turns.take()
                 if number % LOOK_EVERY == 0 and (seen := means.peek()) is not None:
                     if self.bar is not None:
                         self.bar.step(epoch, number, seen, time.perf_counter() - started)

@@ -5,6 +5,7 @@ import gc
 import json
 import multiprocessing
 import os
+import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from lpbnn.engine.environment import BESIDE
 from lpbnn.engine.files import RunError
 from lpbnn.engine.run import run
 from lpbnn.engine.rundir import RunDir
+from lpbnn.engine.turns import TURNS
 from lpbnn.experiments._published import published
 
 if TYPE_CHECKING:
@@ -44,7 +46,8 @@ class Work:
     ledger: Path | None = None
     """Keep every finished run's numbers here, one JSON each; what it holds is not trained again."""
     jobs: int | None = None
-    """Runs side by side; None: one per core, or one on a GPU."""
+    """Runs side by side; None: one per core, or one on a GPU. There compiled ones compile side by side and
+    train in turn, each with the device to itself."""
     report: Path = Path("report.html")
     """The page with the figures."""
 
@@ -166,23 +169,27 @@ def _in_processes(
     # Spawned, because a forked torch hangs in its thread pool.
     context = multiprocessing.get_context("spawn")
     threads = max(1, (os.cpu_count() or 1) // jobs) if torch.cuda.is_available() else 1
-    pool = ProcessPoolExecutor(
-        jobs, mp_context=context, initializer=_start, initargs=(threads, min(jobs, len(configs)))
-    )
-    try:
-        futures: dict[Future[str], str] = {
-            pool.submit(_one, config, places[name], ledger): name
-            for name, config in configs.items()
-        }
-        for future in as_completed(futures):
-            done(futures[future], future.result())
-    except BrokenExecutor as error:
-        raise RunError(
-            f"a process of the {jobs} side by side was killed: out of memory? Fix: give the same "
-            "command with fewer --jobs; what is finished is not made again."
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
+    with tempfile.NamedTemporaryFile(prefix="lpbnn-turns-") as turns:
+        pool = ProcessPoolExecutor(
+            jobs,
+            mp_context=context,
+            initializer=_start,
+            initargs=(threads, min(jobs, len(configs)), turns.name),
+        )
+        try:
+            futures: dict[Future[str], str] = {
+                pool.submit(_one, config, places[name], ledger): name
+                for name, config in configs.items()
+            }
+            for future in as_completed(futures):
+                done(futures[future], future.result())
+        except BrokenExecutor as error:
+            raise RunError(
+                f"a process of the {jobs} side by side was killed: out of memory? Fix: give the same "
+                "command with fewer --jobs; what is finished is not made again."
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _data(config: RunConfig) -> Splits:
@@ -203,8 +210,9 @@ def _took(folder: Path) -> str:
     return f"{spent}{diverged}, measured {results['evaluate_seconds']:.0f} s"
 
 
-def _start(threads: int, jobs: int) -> None:
+def _start(threads: int, jobs: int, turns: str) -> None:
     torch.set_num_threads(threads)
+    os.environ.setdefault(TURNS, turns)
     # Whoever has started other commands as well may have said how many runs there are in all.
     os.environ[BESIDE] = str(max(jobs, int(os.environ.get(BESIDE, 1))))
 

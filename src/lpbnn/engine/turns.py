@@ -1,0 +1,37 @@
+"""Runs that share a GPU: they get ready side by side, then each has the device to itself.
+
+A compiled run's first minute or two is the compiler's, on the CPU. So several start at once, and when its
+steps are compiled and recorded, a run waits for its turn: it trains and is measured alone, as fast as if
+nobody else were there. The turn is the lock of a file, so it ends with its process, however that ends.
+"""
+
+import os
+import time
+from pathlib import Path
+from typing import IO, Any
+
+try:
+    import fcntl
+except ImportError:  # Windows: they go on side by side
+    fcntl = None  # type: ignore[assignment]
+
+TURNS = "LPBNN_TURNS"  # names the file; commands that name the same one take turns with each other
+
+_held: list[IO[Any]] = []
+
+
+def take() -> float:
+    """Wait for this process's turn; the seconds waited. Nothing where no file is named, or it has it."""
+    if _held or fcntl is None or not (path := os.environ.get(TURNS)):
+        return 0.0
+    started = time.perf_counter()
+    file = Path(path).open("a")  # noqa: SIM115 - held until `give`
+    fcntl.flock(file, fcntl.LOCK_EX)
+    _held.append(file)
+    return time.perf_counter() - started
+
+
+def give() -> None:
+    """The turn is over, if there was one."""
+    while _held:
+        _held.pop().close()

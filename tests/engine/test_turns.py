@@ -1,0 +1,93 @@
+"""Runs that share a GPU: one at a time has it, waiting is not training, and a turn always ends."""
+
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lpbnn.data import Splits
+from lpbnn.engine import RunConfig, turns
+from lpbnn.engine.build import DataInfo, build_model
+from lpbnn.engine.run import run
+from lpbnn.engine.train import _Loop, fit
+
+pytest.importorskip("fcntl", reason="needs POSIX locks")
+Make = Callable[..., RunConfig]
+
+
+@pytest.fixture(autouse=True)
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv(turns.TURNS, str(tmp_path / "turns"))
+    yield tmp_path / "turns"
+    turns.give()
+
+
+def work(log: Path, name: str) -> None:
+    turns.take()
+    with log.open("a") as file:
+        file.write(f"{name} begins\n")
+        file.flush()
+        time.sleep(0.2)
+        file.write(f"{name} ends\n")
+    if name == "killed":
+        multiprocessing.current_process().kill()
+    turns.give()
+
+
+def test_one_process_at_a_time_has_its_turn_even_after_one_that_was_killed(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    log = tmp_path / "log"
+    started = [context.Process(target=work, args=(log, name)) for name in ("a", "killed", "b")]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(60)
+    lines = log.read_text().splitlines()
+    assert sorted(line.split()[0] for line in lines) == ["a", "a", "b", "b", "killed", "killed"]
+    for begin, end in zip(lines[::2], lines[1::2], strict=True):
+        assert (begin.split()[0], begin.split()[1]) == (end.split()[0], "begins")
+
+
+def test_a_turn_is_taken_once_and_without_a_file_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, file: Path
+) -> None:
+    assert turns.take() >= 0
+    assert turns.take() == 0.0  # it has it: otherwise this would wait for itself
+    turns.give()
+    turns.give()
+    monkeypatch.delenv(turns.TURNS)
+    assert turns.take() == 0.0
+    assert not turns._held
+
+
+def test_waiting_is_not_training(
+    make: Make, splits: Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = _Loop.run
+
+    def on_a_gpu(loop: _Loop) -> None:
+        loop.takes_turns = True
+        own(loop)
+
+    waits = iter([1000.0, 0.0])
+    monkeypatch.setattr(_Loop, "run", on_a_gpu)
+    monkeypatch.setattr(turns, "take", lambda: next(waits))
+    config = make("mcp", epochs=2, batch_size=16)
+    training = fit(build_model(config, DataInfo.of(splits)), splits, config)
+    assert list(waits) == []  # it asked in every epoch
+    assert -1000 < training.rows[0]["seconds"] < 0 < training.rows[1]["seconds"]
+
+
+def test_a_run_gives_its_turn_back_however_it_ends(
+    make: Make, splits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns.take()
+    run(make("mcp", epochs=1), tmp_path / "a", splits=splits)
+    assert not turns._held
+    turns.take()
+    with pytest.raises(ValueError, match="nonsense"):
+        run(replace(make("mcp"), backbone_options={"nonsense": 1}), tmp_path / "b", splits=splits)
+    assert not turns._held
