@@ -190,9 +190,10 @@ class Decoder(nn.Module):
 
     def forward(self, fine: Tensor, deep: Tensor) -> Tensor:
         """(batch, fine_channels, h, w) and the deep map -> (batch, num_outputs, h, w)."""
-        deep = _resize(self.drop1(self.aspp(deep)), fine.shape[-2:])
-        joined = torch.cat([deep, self.skip(fine)], 1)
-        return self.head(self.drop2(self.fuse2(self.fuse1(joined))))
+        # No map has a name for longer than it is needed: at full size they are most of the memory.
+        x = torch.cat([_resize(self.drop1(self.aspp(deep)), fine.shape[-2:]), self.skip(fine)], 1)
+        x = self.fuse1(x)
+        return self.head(self.drop2(self.fuse2(x)))
 
 
 class DeepLab(nn.Module):
