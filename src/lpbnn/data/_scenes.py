@@ -108,6 +108,27 @@ class Street:
             _require_one_size(part.images[0], part.native, first.images[0], first.native)
         return found
 
+    def anomalous(self, *parts: Part) -> Part:
+        """The pairs of all `parts` that show an anomaly; that none does is an error."""
+        chosen = [part.where(part.having(self.ids.anomalies)) for part in parts]
+        return self._some(sum(chosen[1:], chosen[0]), parts, "has a pixel of", "such pixels")
+
+    def ordinary(self, part: Part) -> Part:
+        """The pairs without an anomaly; that none is left is an error."""
+        chosen = part.where(~part.having(self.ids.anomalies))
+        return self._some(chosen, [part], "is without", "pictures that have none")
+
+    def _some(self, chosen: Part, among: Sequence[Part], what: str, fix: str) -> Part:
+        if not chosen.images:
+            folders = sorted({str(label.parent) for part in among for label in part.labels})
+            count = sum(len(part.labels) for part in among)
+            raise ValueError(
+                f"{self.name}: none of the {count:,} label maps in {', '.join(folders)} {what} label id "
+                f"{' or '.join(map(str, self.ids.anomalies))} (the anomaly), so a part of the data is "
+                f"empty. Fix: give a root (--data-root) with {fix}, or load other data."
+            )
+        return chosen
+
     def splits(
         self,
         source: Path,
@@ -176,7 +197,8 @@ def _part(folder: Folder, ids: Ids) -> Part:
                 "size. Fix: get both files again."
             )
         _require_one_size(image, size, images[0], sizes[0])
-    counts, table = count_ids(labels), ids.table(training=False)
+    table = ids.table(training=False)
+    counts = count_ids(labels, table)
     strange = (counts > 0) & (table == UNKNOWN)
     for label, row in zip(labels, strange, strict=True):
         if row.any():
@@ -194,6 +216,7 @@ def pairs(folder: Folder) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
         )
     places = [folder.labels / path.relative_to(folder.images) for path in images]
     labels = [path.with_name(path.stem + folder.ending) for path in places]
+    _require_own(images, labels)
     there = set(maps)
     missing = [i for i, label in enumerate(labels) if label not in there]
     if missing:
@@ -209,6 +232,18 @@ def pairs(folder: Folder) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
             "again, or remove the label map."
         )
     return tuple(images), tuple(labels)
+
+
+def _require_own(images: Sequence[Path], labels: Sequence[Path]) -> None:
+    """No label map belongs to two pictures, such as a.png and a.jpg."""
+    owners: dict[Path, Path] = {}
+    for image, label in zip(images, labels, strict=True):
+        if label in owners:
+            raise ValueError(
+                f"{owners[label]} and {image} have one label map, {label}; expected a picture for each. "
+                "Fix: remove or rename one of the two."
+            )
+        owners[label] = image
 
 
 def locate(name: str, root: Path | None, folders: Sequence[str], needed: Sequence[str]) -> Path:

@@ -45,10 +45,9 @@ def load(
         for part in ("train", "val")
     }
     found = STREET.read(folders)
-    strange = {name: part.having(STREET.ids.anomalies) for name, part in found.items()}
-    train, val = (part.where(~strange[name]) for name, part in found.items())
-    odd = [part.where(strange[name]) for name, part in found.items()]
-    return STREET.splits(folder, found, (train, val, odd[0] + odd[1]), size, memory)
+    train, val = (STREET.ordinary(part) for part in found.values())
+    chosen = train, val, STREET.anomalous(*found.values())
+    return STREET.splits(folder, found, chosen, size, memory)
 
 
 def locate_folder(root: Path | None) -> tuple[Path, tuple[str, str, str]]:

@@ -49,8 +49,8 @@ def load_anomaly(
     folder, found = _read(ANOMALY, root)
     train, val, test = (found[name] for name in PARTS)
     if exclude:
-        train = train.where(~train.having([BICYCLIST]))
-    test = test.where(test.having([BICYCLIST]))
+        train = ANOMALY.ordinary(train)
+    test = ANOMALY.anomalous(test)
     note = f"trained on the {len(train.images)} images without one" if exclude else ""
     return ANOMALY.splits(folder, found, (train, val, test), size, memory, note)
 

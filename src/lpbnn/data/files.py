@@ -101,7 +101,7 @@ class FileDataset(Examples):
     def class_counts(self, classes: int) -> tuple[int, ...]:
         counts = self.counts
         if counts is None:
-            counts = by_label(count_ids(self.labels).sum(0), self.table)
+            counts = by_label(count_ids(self.labels, self.table).sum(0), self.table)
         return tuple(int(count) for count in counts[:classes])
 
     def read_into(self, place: int, x: Tensor, y: Tensor) -> None:
@@ -165,13 +165,16 @@ def read_labels(path: Path, native: Size, size: Size, table: np.ndarray) -> np.n
     return labels
 
 
-def count_ids(paths: Sequence[Path]) -> np.ndarray:
-    """How often each id from 0 to 255 is in each label file, (N, 256); larger ids are an error."""
+def count_ids(paths: Sequence[Path], table: np.ndarray = SAME) -> np.ndarray:
+    """How often each id from 0 to 255 is in each label file, (N, 256); larger ids are an error.
+
+    `table` tells the error which ids are expected; others of one byte are counted all the same.
+    """
 
     def count(path: Path) -> np.ndarray:
         ids = read_ids(path)
         if ids.min(initial=0) < 0 or ids.max(initial=0) > 255:
-            raise unknown_ids(path, np.unique(ids[(ids < 0) | (ids > 255)]).tolist(), SAME)
+            raise unknown_ids(path, np.unique(ids[(ids < 0) | (ids > 255)]).tolist(), table)
         return np.bincount(ids.astype(np.uint8).ravel(), minlength=256)
 
     return np.stack(in_threads(count, paths)) if paths else np.zeros((0, 256), np.int64)
