@@ -3,7 +3,8 @@
 Memory does not grow with the data set: at any time the batch in use and a few more are decoded, `AHEAD`
 or as many as keep the threads busy.
 Conversions, all of them: a grey or palette picture becomes RGB, transparency is dropped; a palette
-in a label map is ignored, its indices are the ids. Whatever else does not fit is an error that names
+in a label map is ignored, its indices are the ids; a picture is turned as its EXIF data says, and
+its label map has to be one of the picture as it is shown. Whatever else does not fit is an error that names
 the file.
 """
 
@@ -23,7 +24,7 @@ from PIL import Image
 from torch import Tensor
 
 from lpbnn.data._examples import Dataset, Examples, Index, Pair, widened
-from lpbnn.data.images import in_mode, opened
+from lpbnn.data.images import in_mode, opened, size_shown
 
 T = TypeVar("T")
 VOID, UNKNOWN = 255, 254  # labels: no class on purpose, and an id that no class has
@@ -136,7 +137,7 @@ class _Batch:
 def read_picture(path: Path, native: Size, size: Size) -> np.ndarray:
     """uint8 (H, W, 3)."""
     with opened(path) as picture:
-        _require_size(path, picture, native)
+        _require_size(path, size_shown(picture), native)
         colours = in_mode(picture, "RGB", path)
         if size != native:
             colours = colours.resize((size[1], size[0]), Image.Resampling.BILINEAR)
@@ -153,7 +154,7 @@ def read_ids(path: Path) -> np.ndarray:
 def read_labels(path: Path, native: Size, size: Size, table: np.ndarray) -> np.ndarray:
     """uint8 (H, W), every id translated by `table`."""
     with opened(path) as picture:
-        _require_size(path, picture, native)
+        _require_size(path, (picture.height, picture.width), native)
         require_one_channel(path, picture)
         if size != native:
             picture = picture.resize((size[1], size[0]), Image.Resampling.NEAREST)
@@ -204,7 +205,7 @@ def header(path: Path, label: bool) -> Size:
             ends = END_MARKS.get(picture.format or "", b"") in file.read()
         if not ends:  # cut short, most likely: decoding it tells
             picture.load()
-        return picture.height, picture.width
+        return size_shown(picture) if not label else (picture.height, picture.width)
 
 
 def require_one_channel(path: Path, picture: Image.Image) -> None:
@@ -225,10 +226,10 @@ def unknown_ids(path: Path, ids: Sequence[int], table: np.ndarray) -> ValueError
     )
 
 
-def _require_size(path: Path, picture: Image.Image, native: Size) -> None:
-    if (picture.height, picture.width) != native:
+def _require_size(path: Path, size: Size, native: Size) -> None:
+    if size != native:
         raise ValueError(
-            f"{path} is {picture.width}x{picture.height} now; it was {native[1]}x{native[0]} when the "
+            f"{path} is {size[1]}x{size[0]} now; it was {native[1]}x{native[0]} when the "
             "data was loaded. Fix: leave the files alone during a run, and start again."
         )
 

@@ -1,4 +1,7 @@
-"""Pictures from files, in the shape a network was trained on."""
+"""Pictures from files, in the shape a network was trained on.
+
+A photograph that is stored turned or mirrored, as its EXIF data tells, is read as a viewer shows it.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +13,16 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 MODES = {1: "L", 3: "RGB"}
+ORIENTATION = 0x0112  # the EXIF tag
+UPRIGHT = {  # what undoes each orientation but 1
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 DEEP = ("I", "I;16", "I;16B", "I;16L", "F")  # a conversion to 8 bits would clip, not scale
 
 
@@ -62,13 +75,38 @@ def opened(path: Path | str) -> Iterator[Image.Image]:
         ) from error
 
 
+def orientation(picture: Image.Image) -> int:
+    """How a picture just opened is stored, 1 to 8, from its head alone; 1, as it is shown."""
+    if picture.format == "TIFF":  # Pillow turns it by itself
+        return 1
+    try:
+        # Not the PNG reader's own, which would decode the pixels in search of data behind them.
+        found = Image.Image.getexif(picture).get(ORIENTATION, 1)
+    except Exception:  # broken EXIF data raises anything, and is no reason to refuse the pixels
+        return 1
+    return found if found in UPRIGHT else 1
+
+
+def size_shown(picture: Image.Image) -> tuple[int, int]:
+    """Height and width of a picture just opened, as it is shown."""
+    width, height = picture.size
+    return (width, height) if orientation(picture) >= 5 else (height, width)
+
+
+def upright(picture: Image.Image) -> Image.Image:
+    """A picture just opened, as it is shown."""
+    turn = UPRIGHT.get(orientation(picture))
+    return picture if turn is None else picture.transpose(turn)
+
+
 def in_mode(picture: Image.Image, mode: str, path: Path | str) -> Image.Image:
-    """A picture as "L" or "RGB": grey becomes three equal channels, transparency is dropped."""
+    """A picture just opened, as it is shown, as "L" or "RGB"; transparency is dropped."""
     if picture.mode in DEEP:
         raise ValueError(
             f"{path} has pixels of more than 8 bits (mode {picture.mode!r}), of which a conversion "
             "would keep the lowest. Fix: save it with 8 bits per channel."
         )
+    picture = upright(picture)
     if picture.mode == "P" and "transparency" in picture.info:
         picture = picture.convert("RGBA")
     return picture.convert(mode)
