@@ -1,5 +1,6 @@
 """Where a part of a network is converted: the rest runs once, and the members share it exactly."""
 
+import copy
 import gc
 import sys
 import weakref
@@ -160,18 +161,35 @@ def test_in_turn_the_shared_part_still_runs_once(in_turn: Callable[[bool], None]
     in_turn(True)
     net = EncoderDecoder()
     seen: list[int] = []
-    net.decoder.register_forward_pre_hook(lambda module, args: seen.append(len(args[0]["low"])))
+    net.decoder.count.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
     model = lpbnn.build(net, "lpbnn", members=4, num_data=10, include="decoder")
     lpbnn.predict(model, torch.randn(2, 3, 5, 5))
     assert net.encoder[2].rows == 2
     assert seen == [2, 2, 2, 2]  # one member's rows at a time
 
 
+@pytest.mark.parametrize("one_by_one", [True, False])
+def test_the_shared_part_runs_once_for_all_draws(
+    one_by_one: bool, in_turn: Callable[[bool], None]
+) -> None:
+    in_turn(one_by_one)
+    net = EncoderDecoder()
+    seen: list[int] = []
+    net.decoder.count.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
+    model = lpbnn.build(net, "lpbnn", members=3, num_data=10, include="decoder").double()
+    x = torch.randn(2, 3, 5, 5).double()
+    once = lpbnn.predict(model, x, samples=4, seed=2)
+    assert net.encoder[2].rows == 2
+    assert seen == ([2] * 12 if one_by_one else [6] * 4)
+    again = lpbnn.predict(model, x, samples=4, seed=2, chunk=3)
+    torch.testing.assert_close(again.members, once.members, rtol=0, atol=1e-14)
+
+
 @pytest.mark.parametrize("batch_norm", ["shared", "member"])
 def test_a_compiled_network_takes_its_members_in_turn(
     batch_norm: str, in_turn: Callable[[bool], None]
 ) -> None:
-    """Written out once, not compiled again for another draw; more members than that go together."""
+    """Written out once, not compiled again for another draw; many members go a few at a time."""
     in_turn(True)
     net = settle(ResNet())
     model = lpbnn.build(
@@ -193,7 +211,7 @@ def test_a_compiled_network_takes_its_members_in_turn(
     assert len(convolutions) == 1 + 2 + 3 * 3  # stem, stage1; three of stage2 for each member
     lpbnn.predict(model, x, samples=4, chunk=48)
     convolutions = [node for node in graphs[1].graph.nodes if "conv2d" in str(node.target)]
-    assert len(convolutions) == 1 + 2 + 3  # twelve members: as rows
+    assert len(convolutions) == 1 + 2 + 3 * 4  # twelve members: three at a time
     torch._dynamo.reset()
 
 
@@ -210,6 +228,116 @@ def test_what_cannot_be_joined_goes_through_together(in_turn: Callable[[bool], N
     together = lpbnn.predict(model, x, seed=0).members
     in_turn(True)
     torch.testing.assert_close(lpbnn.predict(model, x, seed=0).members, together)
+
+
+class Changing(Decoder):
+    """It changes what it is given."""
+
+    def forward(self, features: dict[str, torch.Tensor]) -> torch.Tensor:
+        features["low"].add_(1)
+        return super().forward(features)
+
+
+class Reusing(Decoder):
+    """Its output lies in memory that the next call writes to."""
+
+    def forward(self, features: dict[str, torch.Tensor]) -> torch.Tensor:
+        out = super().forward(features)
+        if getattr(self, "kept", out[:0]).shape != out.shape:
+            self.kept = torch.empty_like(out)
+        return self.kept.copy_(out)
+
+
+class Leaving(EncoderDecoder):
+    """The decoder leaves a tensor behind that the network reads."""
+
+    def __init__(self) -> None:
+        super().__init__(Stashing())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + self.decoder.aside.mean(1, keepdim=True)
+
+
+class Stashing(Decoder):
+    def forward(self, features: dict[str, torch.Tensor]) -> torch.Tensor:
+        out = super().forward(features)
+        self.aside = out.square()
+        return out
+
+
+class Tied(nn.Module):
+    """One stage is a part of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(5, 6), nn.Linear(6, 6)
+        self.block = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), self.head)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.block(self.first(x)))
+
+
+class Itself(nn.Module):
+    """A stage that calls itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.stage = nn.Linear(5, 6), Again()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.stage(self.first(x), 2)
+
+
+class Again(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor, times: int) -> torch.Tensor:
+        x = self.b(torch.tanh(self.a(x)))
+        return self(x, times - 1) if times else x
+
+
+def doubled(net: nn.Module, when: str) -> nn.Module:
+    if when == "before":
+        net.decoder.register_forward_pre_hook(
+            lambda module, args: ({name: 2 * part for name, part in args[0].items()},)
+        )
+    else:
+        net.decoder.register_forward_hook(lambda module, args, output: 2 * output)
+    return net
+
+
+ODD: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], object]] = {
+    "changes its input": (lambda: EncoderDecoder(Changing()), (3, 5, 5), "decoder"),
+    "writes to its own memory": (lambda: EncoderDecoder(Reusing()), (3, 5, 5), "decoder"),
+    "leaves a tensor behind": (Leaving, (3, 5, 5), "decoder"),
+    "a part of another": (Tied, (5,), ["block", "head"]),
+    "calls itself": (Itself, (5,), "stage"),
+    "hooks before": (lambda: doubled(EncoderDecoder(), "before"), (3, 5, 5), "decoder"),
+    "hooks after": (lambda: doubled(EncoderDecoder(), "after"), (3, 5, 5), "decoder"),
+}
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.parametrize("case", ODD)
+def test_odd_stages_give_what_the_whole_network_gives(
+    case: str, samples: int, in_turn: Callable[[bool], None]
+) -> None:
+    in_turn(True)
+    make, shape, include = ODD[case]
+    torch.manual_seed(0)
+    net = make().double()
+    options = {"members": 3, "num_data": 10, "include": include}
+    x = torch.randn(1 if "leaves" in case else 4, *shape).double()  # of one, all would fit all
+    given = x.clone()
+    found = []
+    for whole in ({}, {"spread_at": ""}):
+        torch.manual_seed(1)
+        model = lpbnn.build(copy.deepcopy(net), "lpbnn", **options, **whole).double()
+        found.append(lpbnn.predict(model, x, samples=samples, seed=2).members)
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-13)
+    assert torch.equal(x, given)
 
 
 @pytest.mark.parametrize("member", [0, 2])

@@ -12,6 +12,7 @@ from lpbnn.layers import Draw, FastWeight, draw_layers
 from lpbnn.losses import require_tensor
 from lpbnn.members import (
     BatchMode,
+    copied,
     gather,
     row_weights,
     rows_needed,
@@ -72,6 +73,7 @@ class FastWeightEnsemble(Model):
             check_stage(net, stage)
         if batch_norm == "member":
             self._split_batch_norms()
+        self.shared_part = "" not in self.stages
         self._spread_at = SpreadInTurn()
         for stage in self.stages:
             sum_by_rows(net.get_submodule(stage))
@@ -132,6 +134,7 @@ class FastWeightEnsemble(Model):
         else:
             self._spread_at.plan = (batch, members, mode)
             self._spread_at.cast = (cast, draws, first) if in_turn and members > 1 else None
+            self._spread_at.width = self.members
         cast.choose(draws, rows_needed(batch, members, mode), first)
         try:
             outputs = self.readout(self.net(*args, **kwargs))
@@ -180,15 +183,21 @@ class FastWeightEnsemble(Model):
             ) -> Tensor:
                 count = _part[0].members
                 if self._better_in_turn(args, kwargs):
-                    ones = [[draw.take(slice(i, i + 1)) for draw in _part] for i in range(count)]
-                    outputs = [
-                        self.rows(args, kwargs, one, "repeat", _first + i)
-                        for i, one in enumerate(ones)
-                    ]
-                    return torch.stack(outputs)
+                    return self._in_turn(args, kwargs, _part, _first)
                 return gather(self.rows(args, kwargs, _part, "repeat", _first, True), count)
 
             yield run
+
+    def _in_turn(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], draws: list[Draw], first: int
+    ) -> Tensor:
+        """Each member through the whole network by itself, with inputs of its own."""
+        batch, outputs = batch_size(args, kwargs), []
+        for i in range(draws[0].members):
+            own_args, own_kwargs = copied((args, kwargs), batch)
+            one = [draw.take(slice(i, i + 1)) for draw in draws]
+            outputs.append(self.rows(own_args, own_kwargs, one, "repeat", first + i))
+        return torch.stack(outputs)
 
     def _better_in_turn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a batch fills the device by itself: then each member is a plain network with its weights.

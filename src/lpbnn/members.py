@@ -26,7 +26,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 BatchMode = Literal["repeat", "split"]
 BATCH_MODES: tuple[str, ...] = get_args(BatchMode)
@@ -85,5 +85,21 @@ def spread_tree(tree: Any, batch: int, members: int, mode: BatchMode = "repeat")
 
     def one(x: Tensor) -> Tensor:
         return spread(x, members, mode) if is_batched(x, batch) else x
+
+    return tree_map_only(Tensor, one, tree)
+
+
+def any_batched(tree: Any, batch: int) -> bool:
+    """Whether a nested structure holds examples at all."""
+    return any(isinstance(leaf, Tensor) and is_batched(leaf, batch) for leaf in tree_leaves(tree))
+
+
+def copied(tree: Any, batch: int, members: int = 1) -> Any:
+    """``spread_tree`` in memory of its own, for one member too: one may change its input for itself."""
+
+    def one(x: Tensor) -> Tensor:
+        if not is_batched(x, batch):
+            return x
+        return x.clone() if members == 1 else spread(x, members)
 
     return tree_map_only(Tensor, one, tree)

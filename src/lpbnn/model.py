@@ -37,6 +37,9 @@ class Model(nn.Module):
     members: int = 1  # predictions that one pass gives
     stochastic: bool = True  # whether a second pass differs from the first
     in_rows: bool = True  # whether members go through the network together, as rows, or in turn
+    shared_part: bool = (
+        False  # whether one pass of all draws computes a part of the network only once
+    )
 
     def __init__(
         self,

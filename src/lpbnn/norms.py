@@ -65,6 +65,9 @@ class RowNorm(nn.BatchNorm2d):
 
     def forward(self, input: Tensor) -> Tensor:
         usual = self.affine and self.track_running_stats and self.momentum is not None
+        usual = (
+            usual and input.dim() == 4 and input.numel() > input.shape[1]
+        )  # else torch says what is wrong
         if torch.compiler.is_compiling() and self.training and input.is_cuda and usual:
             return by_rows(self, input)
         return super().forward(input)
@@ -76,7 +79,7 @@ class RowNorm(nn.BatchNorm2d):
 def by_rows(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
     """What a batch norm does in training, by the means m and variances v of each row and channel.
 
-    mean = mean(m), variance = mean(v) + mean((m - mean)^2), over the rows.
+    mean = mean(m), variance = mean(v) + mean((m - mean)^2), over the rows. For first derivatives only.
     """
     numbers = x.numel() // x.shape[1]
     assert norm.running_mean is not None

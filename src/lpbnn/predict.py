@@ -211,7 +211,7 @@ def _portions(batch: int, model: Model, samples: int, chunk: int | None) -> tupl
     """Members and examples per pass, so that at most ``chunk`` rows are in the network at once."""
     members = model.members
     if chunk is None:
-        return members, batch
+        return members * samples if model.shared_part else members, batch
     if not model.in_rows:
         return members, min(chunk, batch)
     if batch * members <= chunk:  # room for several draws at once

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lpbnn.layers import SUPPORTED, Draw, FastWeight
-from lpbnn.members import BatchMode, is_batched, spread_tree
+from lpbnn.members import BatchMode, any_batched, copied, is_batched, spread_tree
 from lpbnn.norms import MemberNorm
 
 UNCONVERTED = (*SUPPORTED, nn.RNNBase, nn.MultiheadAttention)  # what is worth running only once
@@ -19,6 +19,8 @@ FULL = {"cpu": 2**16, "cuda": 2**19}
 # the host must start them faster than the GPU is done with them (docs/cost.md).
 FULL_STAGE = {"cpu": 2**16, "cuda": 2**25}
 UNROLLED = 8  # a compiler writes out every member's turn: no more of them than this
+
+Plan = tuple[int, int, BatchMode]  # batch, members, and how the one is spread over the other
 
 
 class Cast:
@@ -51,7 +53,7 @@ class SpreadAt:
     """
 
     def __init__(self) -> None:
-        self.plan: tuple[int, int, BatchMode] | None = None
+        self.plan: Plan | None = None
 
     def add_to(self, module: nn.Module) -> None:
         module.register_forward_pre_hook(self, with_kwargs=True)
@@ -65,10 +67,11 @@ class SpreadAt:
 
 
 class SpreadInTurn(SpreadAt):
-    """The same, and members may go through the stage one after the other, where a pass allows it.
+    """The same, and members may go through the stage a few at a time, where a pass allows it.
 
-    They do where the batch fills the device by itself: each is a plain network with its own weights
-    then, and memory is that of one. Their outputs are joined as rows behind the stage.
+    One by one where the batch fills the device by itself: each is a plain network with its own weights
+    then, and memory is that of one. Otherwise ``width`` of them at a time, as rows. Their outputs are
+    joined as rows behind the stage.
     """
 
     def __init__(self) -> None:
@@ -76,7 +79,8 @@ class SpreadInTurn(SpreadAt):
         self.cast: tuple[Cast, list[Draw], int] | None = (
             None  # draws, and which member is the first
         )
-        self._earlier: list[Any] = []  # outputs of the members before the last, whose turn it is
+        self.width = 1
+        self._turn: _Turn | None = None  # of the last members, in the stage's own call
 
     def add_to(self, module: nn.Module) -> None:
         super().add_to(module)
@@ -84,51 +88,91 @@ class SpreadInTurn(SpreadAt):
 
     def end(self) -> None:
         super().end()
-        self.cast = None
-        self._earlier = []
+        self.cast = self._turn = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        if self.plan is not None and self.cast is not None:
+        if self._turn is not None:
+            self._turn.depth += module is self._turn.module  # a stage that calls itself
+            return None
+        if self.plan is not None and self.cast is not None and _has_our_hooks_alone(module):
             batch, members, _ = self.plan
-            pays = _better_in_turn((args, kwargs), batch, members)
-            if pays and self._in_turn(module, args, kwargs, batch, *self.cast):
-                return None
+            few = _at_a_time((args, kwargs), batch, members, self.width)
+            if few < members and any_batched((args, kwargs), batch):
+                return self._in_turn(module, args, kwargs, few)
         return super().__call__(module, args, kwargs)
 
-    def _in_turn(
-        self,
-        module: nn.Module,
-        args: Any,
-        kwargs: Any,
-        batch: int,
-        cast: Cast,
-        draws: list[Draw],
-        first: int,
-    ) -> bool:
-        """All members but the last, and the last one's turn begun; False if outputs cannot be joined."""
-        ones = [[draw.take(slice(i, i + 1)) for draw in draws] for i in range(draws[0].members)]
-        plan, self.plan = self.plan, None  # the hooks leave these calls alone
-        outputs = []
-        for member, one in enumerate(ones[:-1], first):
-            cast.choose(one, batch, member)
-            outputs.append(module(*args, **kwargs))
-            leaves = tree_leaves(outputs[-1])
-            if not all(isinstance(leaf, Tensor) and is_batched(leaf, batch) for leaf in leaves):
-                cast.choose(draws, batch * len(ones), first)
-                self.plan = plan
-                return False
-        cast.choose(ones[-1], batch, first + len(ones) - 1)
-        self.plan, self._earlier = plan, outputs
-        return True
+    def _in_turn(self, module: nn.Module, args: Any, kwargs: Any, few: int) -> tuple[Any, Any]:
+        """All members but the last few, and what these are called with."""
+        assert self.plan is not None
+        assert self.cast is not None
+        (batch, members, _), (cast, draws, first) = self.plan, self.cast
+        plan, self.plan = self.plan, None  # a stage within the stage has rows already
+        outputs: list[Any] = []
+        before = _left_behind(module)
+        for start in range(0, members, few):
+            part = [draw.take(slice(start, start + few)) for draw in draws]
+            rows = batch * part[0].members
+            cast.choose(part, rows, first + start)
+            given = copied((args, kwargs), batch, part[0].members)
+            if start + few >= members:
+                self._turn = _Turn(module, plan, outputs)
+                return given
+            outputs.append(module.forward(*given[0], **given[1]))
+            if not _can_be_joined(outputs, rows) or (not start and _left_behind(module) != before):
+                break
+        cast.choose(draws, batch * members, first)
+        self.plan = plan
+        return spread_tree((args, kwargs), *plan)
 
     def join(self, module: nn.Module, args: Any, output: Any) -> Any:
-        """The members' outputs as rows, after the last one's turn."""
-        if self.plan is None or self.cast is None or not self._earlier:
+        """The members' outputs as rows, after the turn of the last."""
+        turn = self._turn
+        if turn is None or turn.module is not module:
             return output
-        outputs, self._earlier = [*self._earlier, output], []
+        if turn.depth:
+            turn.depth -= 1
+            return output
+        self._turn, self.plan = None, turn.plan
+        assert self.cast is not None
         cast, draws, first = self.cast
-        cast.choose(draws, self.plan[0] * self.plan[1], first)
-        return tree_map(lambda *leaves: torch.cat(leaves), *outputs)
+        cast.choose(draws, turn.plan[0] * turn.plan[1], first)
+        return tree_map(lambda *leaves: torch.cat(leaves), *turn.earlier, output)
+
+
+class _Turn:
+    """The last members' turn in a stage: what the others gave, and the plan to go on with."""
+
+    def __init__(self, module: nn.Module, plan: Plan, earlier: list[Any]) -> None:
+        self.module, self.plan, self.earlier = module, plan, earlier
+        self.depth = 0
+
+
+def _has_our_hooks_alone(module: nn.Module) -> bool:
+    """Whether nobody else listens: another's hook must see the stage called once, with all members."""
+    return len(module._forward_pre_hooks) == len(module._forward_hooks) == 1
+
+
+def _left_behind(module: nn.Module) -> list[int]:
+    """Which tensors lie in attributes of the stage: one of a single member would be taken for all."""
+    if torch.compiler.is_compiling():
+        return []
+    return [
+        id(v) for part in module.modules() for v in vars(part).values() if isinstance(v, Tensor)
+    ]
+
+
+def _can_be_joined(outputs: list[Any], rows: int) -> bool:
+    """Whether the last outputs are all rows, and no memory that the stage writes anew in every call."""
+    leaves = tree_leaves(outputs[-1])
+    if not all(isinstance(leaf, Tensor) and is_batched(leaf, rows) for leaf in leaves):
+        return False
+    if len(outputs) < 2 or torch.compiler.is_compiling():
+        return True
+    earlier = tree_leaves(outputs[-2])
+    return all(
+        a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr()
+        for a, b in zip(leaves, earlier, strict=True)
+    )
 
 
 def fills_device(tree: Any, batch: int, full: Mapping[str, int]) -> bool:
@@ -140,10 +184,13 @@ def fills_device(tree: Any, batch: int, full: Mapping[str, int]) -> bool:
     return sum(tensor.numel() for tensor in tensors) >= full[kind]
 
 
-def _better_in_turn(tree: Any, batch: int, members: int) -> bool:
-    if torch.compiler.is_compiling():
-        return members <= UNROLLED and fills_device(tree, batch, FULL)
-    return fills_device(tree, batch, FULL_STAGE)
+def _at_a_time(tree: Any, batch: int, members: int, width: int) -> int:
+    """How many members go through a stage together."""
+    compiling = torch.compiler.is_compiling()
+    few = 1 if fills_device(tree, batch, FULL if compiling else FULL_STAGE) else width
+    if not compiling:
+        return few
+    return next((n for n in (few, width) if members <= n * UNROLLED), members)
 
 
 def find_stages(net: nn.Module) -> list[str]:
