@@ -183,6 +183,11 @@ def test_the_shared_part_runs_once_for_all_draws(
     assert seen == ([2] * 12 if one_by_one else [6] * 4)
     again = lpbnn.predict(model, x, samples=4, seed=2, chunk=3)
     torch.testing.assert_close(again.members, once.members, rtol=0, atol=1e-14)
+    net.encoder[2].rows = 0
+    lpbnn.predict(model, x, samples=20)
+    assert (
+        net.encoder[2].rows == 2 * 4
+    )  # 60 members, 15 for each pass: memory does not grow with them
 
 
 @pytest.mark.parametrize("batch_norm", ["shared", "member"])

@@ -15,6 +15,8 @@ from lpbnn.model import Model, as_call, at_least_one, batch_size
 
 # Outputs that are made probabilities together: 16 MiB of them, more than any batch of labels has.
 AT_ONCE = 2**22
+# Members behind a shared part that one pass of it serves: their outputs are all there at its end.
+TOGETHER = 16
 
 
 @dataclass(frozen=True, repr=False)
@@ -211,7 +213,8 @@ def _portions(batch: int, model: Model, samples: int, chunk: int | None) -> tupl
     """Members and examples per pass, so that at most ``chunk`` rows are in the network at once."""
     members = model.members
     if chunk is None:
-        return members * samples if model.shared_part else members, batch
+        draws = min(samples, max(1, TOGETHER // members)) if model.shared_part else 1
+        return members * draws, batch
     if not model.in_rows:
         return members, min(chunk, batch)
     if batch * members <= chunk:  # room for several draws at once
