@@ -162,6 +162,14 @@ def test_a_run_does_not_need_the_weights_it_began_with(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"augment": {"crop": [8, 48]}}, r"cut to \(8, 48\) in training: .*output stride.*larger"),
+        (
+            {"augment": {"crop": [8, 48]}},
+            r"output_stride=8, or choose another .*larger augment.crop\.$",
+        ),
+        (
+            {"augment": {"crop": [4, 48]}},
+            r"stride\. Fix: enlarge the pictures, or choose another back",
+        ),
         ({"data_options": {"train": 4, "test": 2, "size": (16, 15 + 1)}}, ""),
         ({"optim": {"parts": {"encodr.*": 0.1}}}, r"'encodr.\*'\] matches no parameter"),
         ({"backbone": "resnet18", "backbone_options": {}}, "needs classes for every pixel"),

@@ -155,8 +155,8 @@ def predict(
     Args:
         run: folder of a finished run.
         images: files of any format and size; they are turned as their EXIF data says and become grey
-            or RGB and the network's size. A street scene keeps its shape and gets the height the network was
-            trained on.
+            or RGB and the network's size. A street scene keeps its shape and gets the height the network
+            was trained on.
         samples: draws of each member.
         seed: of the draws: the same seed, the same answer.
         out: segmentation: folder for the maps.

@@ -82,8 +82,9 @@ def test_a_picture_smaller_than_the_output_stride_is_refused(
     size: tuple[int, int], stride: int
 ) -> None:
     given = rf"shape \(2, 3, {size[0]}, {size[1]}\).* at least {stride}, the output stride\. Fix: "
-    with pytest.raises(ValueError, match=given):
+    with pytest.raises(ValueError, match=given) as caught:
         make(output_stride=stride)(pictures(*size))
+    assert ("output_stride=8" in str(caught.value)) == (min(size) >= 8)  # where that would do
 
 
 def test_a_picture_without_a_batch_is_refused() -> None:

@@ -256,10 +256,13 @@ class DeepLab(nn.Module):
         """Logits of every pixel: (batch, in_channels, H, W) -> (batch, num_outputs, H, W)."""
         size = x.shape[-2:]
         if x.dim() != 4 or min(size) < self.output_stride:
+            finer = (
+                ", or build the network with output_stride=8" if min(size) in range(8, 16) else ""
+            )
             raise ValueError(
                 f"deeplab: an input of shape {tuple(x.shape)}; expected (batch, channels, height, width) "
-                f"with height and width of at least {self.output_stride}, the output stride. Fix: enlarge "
-                "the pictures, or build the network with output_stride=8."
+                f"with height and width of at least {self.output_stride}, the output stride. Fix: "
+                f"{'enlarge the pictures' if x.dim() == 4 else 'give a batch'}{finer}."
             )
         return _resize(self.decoder(*self.encoder(x)), size)
 

@@ -30,11 +30,20 @@ def read_scene(path: Path | str, height: int | None) -> Tensor:
     """One file to uint8 (3, H, W) of a height, its shape kept; None: of its own size."""
     with opened(path) as picture:
         colours = in_mode(picture, "RGB", path)
-        if height is not None and height != colours.height:
-            width = max(1, round(colours.width * height / colours.height))
-            colours = colours.resize((width, height), Image.Resampling.BICUBIC)
+        tall, wide = scaled((colours.height, colours.width), height)
+        if tall != colours.height:
+            colours = colours.resize((wide, tall), Image.Resampling.BICUBIC)
         pixels = torch.from_numpy(np.asarray(colours, dtype=np.uint8).copy())
     return pixels.permute(2, 0, 1).contiguous()
+
+
+def scaled(size: tuple[int, int], height: int | None) -> tuple[int, int]:
+    """Height and width that a scene of a size is read in.
+
+    >>> scaled((720, 1280), 360), scaled((720, 1280), None)
+    ((360, 640), (720, 1280))
+    """
+    return size if height is None else (height, max(1, round(size[1] * height / size[0])))
 
 
 def read_images(paths: Sequence[Path | str], shape: tuple[int, ...]) -> Tensor:

@@ -201,9 +201,11 @@ def _try_out(model: Model, config: RunConfig, splits: Splits) -> None:
     except (RuntimeError, ValueError) as error:
         cut = f", cut to {window} in training" if window not in (None, splits.shape[1:]) else ""
         larger = ", or a larger augment.crop" if cut else ""
+        reason = str(error).rstrip(".")
+        then = ", or" if "Fix: " in reason else ". Fix:"  # the network's own may come first
         raise RunError(
             f"backbone {config.backbone!r} cannot take {config.data!r}, whose examples are of shape "
-            f"{splits.shape}{cut}: {error}. Fix: choose another backbone (mlp takes vectors){larger}."
+            f"{splits.shape}{cut}: {reason}{then} choose another backbone (mlp takes vectors){larger}."
         ) from error
     if window is not None and outputs.shape[3:] != shape[1:]:
         raise RunError(

@@ -16,7 +16,9 @@ from matplotlib.patches import Patch
 from rich.markup import escape
 from rich.table import Table
 
-from lpbnn.data.images import read_images, read_scene
+from lpbnn.backbones.deeplab import DeepLab
+from lpbnn.data.files import header
+from lpbnn.data.images import read_images, read_scene, scaled
 from lpbnn.engine.build import DataInfo
 from lpbnn.model import Model
 from lpbnn.predict import Prediction, predict
@@ -65,6 +67,7 @@ def segmented(
 ) -> Table:
     """A line for every scene; with ``out`` also its maps, as a picture and as numbers."""
     names = _names(images)
+    _require_sizes(ask, images, full_size)  # before anything is written
     table = Table("image", "classes, by share of pixels", "confidence", "unsure %", "epistemic")
     for path, name in zip(images, names, strict=True):
         picture = read_scene(path, None if full_size else ask.data.shape[1])
@@ -157,6 +160,32 @@ def _largest(labels: np.ndarray, classes: Sequence[str]) -> str:
     """The classes with the most pixels."""
     found = list(_shares(labels).items())[:SHOWN]
     return ", ".join(f"{classes[number]} {_percent(share)}" for number, share in found)
+
+
+def _require_sizes(ask: Question, images: Sequence[Path], full_size: bool) -> None:
+    """No picture is damaged, as far as its head tells, or smaller than the network can take."""
+    strides = [net.output_stride for net in ask.model.modules() if isinstance(net, DeepLab)]
+    least, height = max(strides, default=1), ask.data.shape[1]
+    for path in images:
+        own = header(path, label=False)
+        trained = scaled(own, height)
+        size, other = (own, trained) if full_size else (trained, own)
+        if min(size) >= least:
+            continue
+        fixes = ["enlarge it" if full_size else "cut it to a shape that is less narrow"]
+        if min(other) >= least:
+            fixes.append("leave out --full-size" if full_size else "give --full-size")
+        if min(size) >= 8:
+            fixes.append("train with backbone.output_stride=8")
+        resized = f", resized to the training's height {_text(size)}" if size != own else ""
+        raise ValueError(
+            f"{path} is {_text(own)}{resized}; expected at least {_text((least, least))}, the network's "
+            f"output stride. Fix: {', or '.join(fixes)}."
+        )
+
+
+def _text(size: tuple[int, int]) -> str:
+    return f"{size[1]}x{size[0]}"
 
 
 def _names(images: Sequence[Path]) -> list[str]:

@@ -1,0 +1,74 @@
+"""What a trained run says of files: a file that it cannot answer for is named before any map is written."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from lpbnn.data import load
+from lpbnn.engine import RunConfig
+from lpbnn.engine.build import DataInfo, build_model
+from lpbnn.report.answers import Question, segmented
+
+
+def question(method: str, output_stride: int = 16) -> Question:
+    """Of an untrained network for pictures of 48x32."""
+    net = {"width": 4, "channels": 8, "output_stride": output_stride}
+    config = RunConfig(method, backbone="deeplab-resnet18", backbone_options=net)
+    info = DataInfo.of(load("street-scenes", train=1, val=1, test=1, size=(32, 48)))
+    return Question(build_model(config, info), info, samples=1)
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "full_size", "message"),
+    [
+        (
+            5,
+            7,
+            True,
+            "is 5x7; .* 16x16, the network's output stride. Fix: enlarge it, or leave out",
+        ),
+        (9, 10, True, ".*leave out --full-size, or train with backbone.output_stride=8.$"),
+        (9, 90, True, ".*Fix: enlarge it, or train with backbone.output_stride=8.$"),
+        (
+            20,
+            80,
+            False,
+            "is 20x80, resized to the training's height 8x32; .*, or give --full-size, or",
+        ),
+        (2, 80, False, "is 2x80, resized .* 1x32; .* Fix: cut it to a shape that is less narrow.$"),
+    ],
+)
+@pytest.mark.parametrize("method", ["mcp", "lpbnn", "ensemble", "mimo"])
+def test_a_picture_too_small_is_named_before_a_map_is_written(
+    tmp_path: Path, method: str, width: int, height: int, full_size: bool, message: str
+) -> None:
+    for name, size in (("a.png", (64, 48)), ("tiny.png", (width, height))):
+        Image.new("RGB", size).save(tmp_path / name)
+    ask, out = question(method), tmp_path / "maps"
+    with pytest.raises(ValueError, match=f"tiny.png {message}"):
+        segmented(ask, [tmp_path / "a.png", tmp_path / "tiny.png"], out, full_size)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("full_size", [True, False])
+@pytest.mark.parametrize("stride", [8, 16])
+def test_a_picture_as_small_as_the_output_stride_is_answered(
+    tmp_path: Path, stride: int, full_size: bool
+) -> None:
+    Image.new("RGB", (stride, stride if full_size else 32)).save(tmp_path / "a.png")
+    segmented(question("lpbnn", stride), [tmp_path / "a.png"], tmp_path / "maps", full_size)
+    assert (tmp_path / "maps" / "a.npz").exists()
+
+
+@pytest.mark.parametrize("content", [None, b"hello", b"cut"])
+def test_a_damaged_picture_is_named_before_a_map_is_written(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    Image.effect_noise((64, 48), 50).save(tmp_path / "a.png")
+    if content is not None:
+        whole = (tmp_path / "a.png").read_bytes()
+        (tmp_path / "b.png").write_bytes(whole[:900] if content == b"cut" else content)
+    with pytest.raises(ValueError, match=r"b.png(: no such file| cannot be read: damaged)"):
+        segmented(question("mcp"), [tmp_path / "a.png", tmp_path / "b.png"], tmp_path / "maps")
+    assert not (tmp_path / "maps").exists()
