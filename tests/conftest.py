@@ -6,8 +6,12 @@ import os
 # torch's bfloat16 kernels use it. Read when torch loads, so it is set before.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
+from collections.abc import Callable
+
 import pytest
 import torch
+
+from lpbnn import stages
 
 torch.set_num_threads(1)
 
@@ -15,3 +19,15 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def in_turn(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Whether any batch counts as one that fills the device."""
+
+    def choose(yes: bool) -> None:
+        full = dict.fromkeys(stages.FULL, 1 if yes else 2**60)
+        monkeypatch.setattr(stages, "FULL", full)
+        monkeypatch.setattr(stages, "FULL_STAGE", full)
+
+    return choose

@@ -98,6 +98,45 @@ class Vit(nn.Module):
 NETWORKS = {kind.__name__: kind for kind in (Mlp, ConvNet, ResNet)}
 
 
+class Counting(nn.Module):
+    """Counts the rows that pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rows += x.shape[0]
+        return x
+
+
+class EncoderDecoder(nn.Module):
+    """The decoder is called with two tensors, one of them a skip around the bottleneck."""
+
+    def __init__(self, decoder: nn.Module | None = None) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), Counting())
+        self.decoder = decoder or Decoder()
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = self.encoder(x)
+        return self.decoder({"low": low, "high": torch.relu(low)})
+
+
+class Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = Counting()
+        self.mix = nn.Conv2d(8, 4, 1)
+        self.out = nn.ModuleList([nn.Conv2d(4, 4, 1), nn.Conv2d(4, 3, 1)])
+
+    def forward(self, features: dict[str, Tensor]) -> Tensor:
+        x = torch.relu(self.mix(self.count(torch.cat([features["low"], features["high"]], 1))))
+        for layer in self.out:
+            x = layer(x)
+        return x
+
+
 def settle(net: nn.Module) -> nn.Module:
     """Give batch norms statistics of their own, so that evaluation is no identity there."""
     for module in net.modules():

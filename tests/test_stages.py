@@ -1,6 +1,5 @@
 """Where a part of a network is converted: the rest runs once, and the members share it exactly."""
 
-import copy
 import gc
 import sys
 import weakref
@@ -9,51 +8,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from memory import PeakMemory
-from networks import Mlp, ResNet, members_and_ordinary, settle
+from networks import Decoder, EncoderDecoder, Mlp, ResNet, members_and_ordinary, settle
 from torch import nn
 
 import lpbnn
-from lpbnn import stages
-
-
-class Counting(nn.Module):
-    """Counts the rows that pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows = 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.rows += x.shape[0]
-        return x
-
-
-class EncoderDecoder(nn.Module):
-    """The decoder is called with two tensors, one of them a skip around the bottleneck."""
-
-    def __init__(self, decoder: nn.Module | None = None) -> None:
-        super().__init__()
-        self.encoder = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), Counting())
-        self.decoder = decoder or Decoder()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        low = self.encoder(x)
-        return self.decoder({"low": low, "high": torch.relu(low)})
-
-
-class Decoder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = Counting()
-        self.mix = nn.Conv2d(8, 4, 1)
-        self.out = nn.ModuleList([nn.Conv2d(4, 4, 1), nn.Conv2d(4, 3, 1)])
-
-    def forward(self, features: dict[str, torch.Tensor]) -> torch.Tensor:
-        x = torch.relu(self.mix(self.count(torch.cat([features["low"], features["high"]], 1))))
-        for layer in self.out:
-            x = layer(x)
-        return x
-
 
 PARTIAL = {
     "decoder": (EncoderDecoder, (3, 5, 5), {"include": "decoder.*"}, ["decoder"]),
@@ -123,18 +81,6 @@ def test_a_tensor_around_the_stage_is_explained() -> None:
 def test_spread_at_must_exist() -> None:
     with pytest.raises(ValueError, match="spread_at='decodr' is no module"):
         lpbnn.build(EncoderDecoder(), "batchensemble", spread_at="decodr")
-
-
-@pytest.fixture
-def in_turn(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """Whether any batch counts as one that fills the device."""
-
-    def choose(yes: bool) -> None:
-        full = dict.fromkeys(stages.FULL, 1 if yes else 2**60)
-        monkeypatch.setattr(stages, "FULL", full)
-        monkeypatch.setattr(stages, "FULL_STAGE", full)
-
-    return choose
 
 
 @pytest.mark.parametrize("batch_norm", ["shared", "member"])
@@ -233,116 +179,6 @@ def test_what_cannot_be_joined_goes_through_together(in_turn: Callable[[bool], N
     together = lpbnn.predict(model, x, seed=0).members
     in_turn(True)
     torch.testing.assert_close(lpbnn.predict(model, x, seed=0).members, together)
-
-
-class Changing(Decoder):
-    """It changes what it is given."""
-
-    def forward(self, features: dict[str, torch.Tensor]) -> torch.Tensor:
-        features["low"].add_(1)
-        return super().forward(features)
-
-
-class Reusing(Decoder):
-    """Its output lies in memory that the next call writes to."""
-
-    def forward(self, features: dict[str, torch.Tensor]) -> torch.Tensor:
-        out = super().forward(features)
-        if getattr(self, "kept", out[:0]).shape != out.shape:
-            self.kept = torch.empty_like(out)
-        return self.kept.copy_(out)
-
-
-class Leaving(EncoderDecoder):
-    """The decoder leaves a tensor behind that the network reads."""
-
-    def __init__(self) -> None:
-        super().__init__(Stashing())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) + self.decoder.aside.mean(1, keepdim=True)
-
-
-class Stashing(Decoder):
-    def forward(self, features: dict[str, torch.Tensor]) -> torch.Tensor:
-        out = super().forward(features)
-        self.aside = out.square()
-        return out
-
-
-class Tied(nn.Module):
-    """One stage is a part of another."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.head = nn.Linear(5, 6), nn.Linear(6, 6)
-        self.block = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), self.head)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.block(self.first(x)))
-
-
-class Itself(nn.Module):
-    """A stage that calls itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.stage = nn.Linear(5, 6), Again()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.stage(self.first(x), 2)
-
-
-class Again(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
-
-    def forward(self, x: torch.Tensor, times: int) -> torch.Tensor:
-        x = self.b(torch.tanh(self.a(x)))
-        return self(x, times - 1) if times else x
-
-
-def doubled(net: nn.Module, when: str) -> nn.Module:
-    if when == "before":
-        net.decoder.register_forward_pre_hook(
-            lambda module, args: ({name: 2 * part for name, part in args[0].items()},)
-        )
-    else:
-        net.decoder.register_forward_hook(lambda module, args, output: 2 * output)
-    return net
-
-
-ODD: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], object]] = {
-    "changes its input": (lambda: EncoderDecoder(Changing()), (3, 5, 5), "decoder"),
-    "writes to its own memory": (lambda: EncoderDecoder(Reusing()), (3, 5, 5), "decoder"),
-    "leaves a tensor behind": (Leaving, (3, 5, 5), "decoder"),
-    "a part of another": (Tied, (5,), ["block", "head"]),
-    "calls itself": (Itself, (5,), "stage"),
-    "hooks before": (lambda: doubled(EncoderDecoder(), "before"), (3, 5, 5), "decoder"),
-    "hooks after": (lambda: doubled(EncoderDecoder(), "after"), (3, 5, 5), "decoder"),
-}
-
-
-@pytest.mark.parametrize("samples", [1, 2])
-@pytest.mark.parametrize("case", ODD)
-def test_odd_stages_give_what_the_whole_network_gives(
-    case: str, samples: int, in_turn: Callable[[bool], None]
-) -> None:
-    in_turn(True)
-    make, shape, include = ODD[case]
-    torch.manual_seed(0)
-    net = make().double()
-    options = {"members": 3, "num_data": 10, "include": include}
-    x = torch.randn(1 if "leaves" in case else 4, *shape).double()  # of one, all would fit all
-    given = x.clone()
-    found = []
-    for whole in ({}, {"spread_at": ""}):
-        torch.manual_seed(1)
-        model = lpbnn.build(copy.deepcopy(net), "lpbnn", **options, **whole).double()
-        found.append(lpbnn.predict(model, x, samples=samples, seed=2).members)
-    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-13)
-    assert torch.equal(x, given)
 
 
 @pytest.mark.parametrize("member", [0, 2])

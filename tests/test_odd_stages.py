@@ -1,0 +1,121 @@
+"""Stages that do what they should not: in turn or together, members answer as in the whole network."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from networks import Decoder, EncoderDecoder
+from torch import nn
+
+import lpbnn
+
+
+class Changing(Decoder):
+    """It changes what it is given."""
+
+    def forward(self, features: dict[str, torch.Tensor]) -> torch.Tensor:
+        features["low"].add_(1)
+        return super().forward(features)
+
+
+class Reusing(Decoder):
+    """Its output lies in memory that the next call writes to."""
+
+    def forward(self, features: dict[str, torch.Tensor]) -> torch.Tensor:
+        out = super().forward(features)
+        if getattr(self, "kept", out[:0]).shape != out.shape:
+            self.kept = torch.empty_like(out)
+        return self.kept.copy_(out)
+
+
+class Leaving(EncoderDecoder):
+    """The decoder leaves a tensor behind that the network reads."""
+
+    def __init__(self) -> None:
+        super().__init__(Stashing())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + self.decoder.aside.mean(1, keepdim=True)
+
+
+class Stashing(Decoder):
+    def forward(self, features: dict[str, torch.Tensor]) -> torch.Tensor:
+        out = super().forward(features)
+        self.aside = out.square()
+        return out
+
+
+class Tied(nn.Module):
+    """One stage is a part of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(5, 6), nn.Linear(6, 6)
+        self.block = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), self.head)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.block(self.first(x)))
+
+
+class Itself(nn.Module):
+    """A stage that calls itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.stage = nn.Linear(5, 6), Again()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.stage(self.first(x), 2)
+
+
+class Again(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor, times: int) -> torch.Tensor:
+        x = self.b(torch.tanh(self.a(x)))
+        return self(x, times - 1) if times else x
+
+
+def doubled(net: nn.Module, when: str) -> nn.Module:
+    if when == "before":
+        net.decoder.register_forward_pre_hook(
+            lambda module, args: ({name: 2 * part for name, part in args[0].items()},)
+        )
+    else:
+        net.decoder.register_forward_hook(lambda module, args, output: 2 * output)
+    return net
+
+
+ODD: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], object]] = {
+    "changes its input": (lambda: EncoderDecoder(Changing()), (3, 5, 5), "decoder"),
+    "writes to its own memory": (lambda: EncoderDecoder(Reusing()), (3, 5, 5), "decoder"),
+    "leaves a tensor behind": (Leaving, (3, 5, 5), "decoder"),
+    "a part of another": (Tied, (5,), ["block", "head"]),
+    "calls itself": (Itself, (5,), "stage"),
+    "hooks before": (lambda: doubled(EncoderDecoder(), "before"), (3, 5, 5), "decoder"),
+    "hooks after": (lambda: doubled(EncoderDecoder(), "after"), (3, 5, 5), "decoder"),
+}
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.parametrize("case", ODD)
+def test_odd_stages_give_what_the_whole_network_gives(
+    case: str, samples: int, in_turn: Callable[[bool], None]
+) -> None:
+    in_turn(True)
+    make, shape, include = ODD[case]
+    torch.manual_seed(0)
+    net = make().double()
+    options = {"members": 3, "num_data": 10, "include": include}
+    x = torch.randn(1 if "leaves" in case else 4, *shape).double()  # of one, all would fit all
+    given = x.clone()
+    found = []
+    for whole in ({}, {"spread_at": ""}):
+        torch.manual_seed(1)
+        model = lpbnn.build(copy.deepcopy(net), "lpbnn", **options, **whole).double()
+        found.append(lpbnn.predict(model, x, samples=samples, seed=2).members)
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-13)
+    assert torch.equal(x, given)
