@@ -31,7 +31,7 @@ from lpbnn.backbones import Entry
 from lpbnn.backbones._parts import conv, initialise
 from lpbnn.backbones._parts import dropout as dropout_slot
 from lpbnn.backbones.pretrained import Loaded, load_weights
-from lpbnn.backbones.resnet import DEPTHS, StrideIn, Trunk
+from lpbnn.backbones.resnet import DEPTHS, Bottleneck, StrideIn, Trunk
 from lpbnn.losses import at_least_float32
 
 Norm = Literal["batch", "group"]
@@ -250,7 +250,8 @@ class DeepLab(nn.Module):
             style=style,
         )
         if pretrained is not None:
-            self.loaded = load_weights(self.encoder, pretrained)
+            there = stride_in if DEPTHS[depth][0] is Bottleneck else None  # others have one place
+            self.loaded = load_weights(self.encoder, pretrained, there)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of every pixel: (batch, in_channels, H, W) -> (batch, num_outputs, H, W)."""
