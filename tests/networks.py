@@ -104,9 +104,11 @@ class Counting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.rows = 0
+        self.calls: list[int] = []
 
     def forward(self, x: Tensor) -> Tensor:
         self.rows += x.shape[0]
+        self.calls.append(x.shape[0])
         return x
 
 
@@ -124,6 +126,8 @@ class EncoderDecoder(nn.Module):
 
 
 class Decoder(nn.Module):
+    in_turn = True  # see lpbnn.stages
+
     def __init__(self) -> None:
         super().__init__()
         self.count = Counting()

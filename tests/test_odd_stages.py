@@ -22,6 +22,8 @@ class Changing(Decoder):
 class Reusing(Decoder):
     """Its output lies in memory that the next call writes to."""
 
+    in_turn = False
+
     def forward(self, features: dict[str, torch.Tensor]) -> torch.Tensor:
         out = super().forward(features)
         if getattr(self, "kept", out[:0]).shape != out.shape:
@@ -40,6 +42,8 @@ class Leaving(EncoderDecoder):
 
 
 class Stashing(Decoder):
+    in_turn = False
+
     def forward(self, features: dict[str, torch.Tensor]) -> torch.Tensor:
         out = super().forward(features)
         self.aside = out.square()
@@ -53,6 +57,7 @@ class Tied(nn.Module):
         super().__init__()
         self.first, self.head = nn.Linear(5, 6), nn.Linear(6, 6)
         self.block = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), self.head)
+        self.head.in_turn = self.block.in_turn = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.block(self.first(x)))
@@ -70,6 +75,8 @@ class Itself(nn.Module):
 
 
 class Again(nn.Module):
+    in_turn = True
+
     def __init__(self) -> None:
         super().__init__()
         self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)

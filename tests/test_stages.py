@@ -88,8 +88,10 @@ def test_spread_at_must_exist() -> None:
 def test_members_in_turn_answer_as_members_together(
     case: str, batch_norm: str, in_turn: Callable[[bool], None]
 ) -> None:
-    make, shape, options, _ = PARTIAL[case]
+    make, shape, options, paths = PARTIAL[case]
     net = settle(make()).double()
+    for path in paths:
+        net.get_submodule(path).in_turn = True
     model = lpbnn.build(
         net, "lpbnn", members=3, num_data=10, batch_norm=batch_norm, **options
     ).double()
@@ -106,12 +108,10 @@ def test_members_in_turn_answer_as_members_together(
 def test_in_turn_the_shared_part_still_runs_once(in_turn: Callable[[bool], None]) -> None:
     in_turn(True)
     net = EncoderDecoder()
-    seen: list[int] = []
-    net.decoder.count.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
     model = lpbnn.build(net, "lpbnn", members=4, num_data=10, include="decoder")
     lpbnn.predict(model, torch.randn(2, 3, 5, 5))
     assert net.encoder[2].rows == 2
-    assert seen == [2, 2, 2, 2]  # one member's rows at a time
+    assert net.decoder.count.calls == [2, 2, 2, 2]  # one member's rows at a time
 
 
 @pytest.mark.parametrize("one_by_one", [True, False])
@@ -120,13 +120,11 @@ def test_the_shared_part_runs_once_for_all_draws(
 ) -> None:
     in_turn(one_by_one)
     net = EncoderDecoder()
-    seen: list[int] = []
-    net.decoder.count.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
     model = lpbnn.build(net, "lpbnn", members=3, num_data=10, include="decoder").double()
     x = torch.randn(2, 3, 5, 5).double()
     once = lpbnn.predict(model, x, samples=4, seed=2)
     assert net.encoder[2].rows == 2
-    assert seen == ([2] * 12 if one_by_one else [6] * 4)
+    assert net.decoder.count.calls == ([2] * 12 if one_by_one else [6] * 4)
     again = lpbnn.predict(model, x, samples=4, seed=2, chunk=3)
     torch.testing.assert_close(again.members, once.members, rtol=0, atol=1e-14)
     net.encoder[2].rows = 0
@@ -143,6 +141,7 @@ def test_a_compiled_network_takes_its_members_in_turn(
     """Written out once, not compiled again for another draw; many members go a few at a time."""
     in_turn(True)
     net = settle(ResNet())
+    net.stage2.in_turn = True
     model = lpbnn.build(
         net, "lpbnn", members=3, num_data=10, include="stage2.*", batch_norm=batch_norm
     )
@@ -166,19 +165,32 @@ def test_a_compiled_network_takes_its_members_in_turn(
     torch._dynamo.reset()
 
 
-def test_what_cannot_be_joined_goes_through_together(in_turn: Callable[[bool], None]) -> None:
-    class Odd(Decoder):
-        def forward(self, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-            return {"out": super().forward(features), "scale": torch.ones(())}
+class Odd(Decoder):
+    def forward(self, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"out": super().forward(features), "scale": torch.ones(())}
 
-    model = lpbnn.build(
-        EncoderDecoder(Odd()), "batchensemble", members=3, include="decoder", task="segmentation"
-    )
-    x = torch.randn(2, 3, 5, 5)
-    in_turn(False)
-    together = lpbnn.predict(model, x, seed=0).members
+
+def test_a_hook_in_the_stage_sees_all_members_together(in_turn: Callable[[bool], None]) -> None:
     in_turn(True)
-    torch.testing.assert_close(lpbnn.predict(model, x, seed=0).members, together)
+    net = EncoderDecoder()
+    seen: list[int] = []
+    net.decoder.out[0].register_forward_hook(lambda module, args, output: seen.append(len(output)))
+    model = lpbnn.build(net, "batchensemble", members=3, include="decoder.mix", spread_at="decoder")
+    lpbnn.predict(model, torch.randn(2, 3, 5, 5))
+    assert seen == [6]
+
+
+def test_a_promise_that_is_not_kept_is_told_and_without_one_members_stay_together(
+    in_turn: Callable[[bool], None],
+) -> None:
+    in_turn(True)
+    net = EncoderDecoder(Odd())
+    model = lpbnn.build(net, "batchensemble", members=3, include="decoder", task="segmentation")
+    x = torch.randn(2, 3, 5, 5)
+    with pytest.raises(RuntimeError, match="Odd has in_turn = True and got 2 rows, but returned"):
+        lpbnn.predict(model, x)
+    net.decoder.in_turn = False
+    assert lpbnn.predict(model, x).members.shape == (3, 2, 3, 5, 5)
 
 
 @pytest.mark.parametrize("member", [0, 2])
@@ -192,14 +204,15 @@ def test_a_stage_that_breaks_leaves_the_model_as_it_was(
     before = lpbnn.predict(model, x).members
     calls = iter(range(3))
 
-    def broken(module: nn.Module, args: object) -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
         if next(calls) == member:
             raise RuntimeError("no memory left")
+        return x
 
-    handle = net.decoder.mix.register_forward_pre_hook(broken)
+    net.decoder.count.forward = broken
     with pytest.raises(RuntimeError, match="no memory left"):
         lpbnn.predict(model, x)
-    handle.remove()
+    del net.decoder.count.forward
     assert torch.equal(lpbnn.predict(model, x).members, before)
     assert all(layer._held is None for layer in model.layers)
 

@@ -39,7 +39,8 @@ class FastWeightEnsemble(Model):
             network), "repeat" gives every member all of it (J times the compute).
         batch_norm: "shared" by the members (each sees the statistics of all), or one per "member".
         spread_at: path of the module where the batch becomes members; "" is the whole network.
-            None finds it: the smallest part that holds every converted layer.
+            None finds it: the smallest part that holds every converted layer. If that module has an
+            attribute ``in_turn = True`` (``lpbnn.stages``), large batches are predicted member by member.
         fast_lr: learning rate of the fast weights, as a factor.
         repeat_last: share of the epochs, at the end (rounded up), that repeat the batch after all.
     """
@@ -73,7 +74,8 @@ class FastWeightEnsemble(Model):
             check_stage(net, stage)
         if batch_norm == "member":
             self._split_batch_norms()
-        self.shared_part = "" not in self.stages
+        alone = len(self.stages) == 1 and self.stages[0]
+        self.shared_part = bool(alone) and getattr(net.get_submodule(alone), "in_turn", False)
         self._spread_at = SpreadInTurn()
         for stage in self.stages:
             sum_by_rows(net.get_submodule(stage))

@@ -67,11 +67,14 @@ class SpreadAt:
 
 
 class SpreadInTurn(SpreadAt):
-    """The same, and members may go through the stage a few at a time, where a pass allows it.
+    """The same, and members may go through the stage a few at a time, where a pass and the stage allow it.
 
     One by one where the batch fills the device by itself: each is a plain network with its own weights
     then, and memory is that of one. Otherwise ``width`` of them at a time, as rows. Their outputs are
     joined as rows behind the stage.
+
+    A stage allows it with an attribute ``in_turn = True``. That is a promise: it returns a row for each
+    row that it is given, in every tensor, and leaves nothing behind that anybody reads.
     """
 
     def __init__(self) -> None:
@@ -94,7 +97,7 @@ class SpreadInTurn(SpreadAt):
         if self._turn is not None:
             self._turn.depth += module is self._turn.module  # a stage that calls itself
             return None
-        if self.plan is not None and self.cast is not None and _has_our_hooks_alone(module):
+        if self.plan is not None and self.cast is not None and goes_in_turn(module):
             batch, members, _ = self.plan
             few = _at_a_time((args, kwargs), batch, members, self.width)
             if few < members and any_batched((args, kwargs), batch):
@@ -108,7 +111,6 @@ class SpreadInTurn(SpreadAt):
         (batch, members, _), (cast, draws, first) = self.plan, self.cast
         plan, self.plan = self.plan, None  # a stage within the stage has rows already
         outputs: list[Any] = []
-        before = _left_behind(module)
         for start in range(0, members, few):
             part = [draw.take(slice(start, start + few)) for draw in draws]
             rows = batch * part[0].members
@@ -118,11 +120,14 @@ class SpreadInTurn(SpreadAt):
                 self._turn = _Turn(module, plan, outputs)
                 return given
             outputs.append(module.forward(*given[0], **given[1]))
-            if not _can_be_joined(outputs, rows) or (not start and _left_behind(module) != before):
-                break
-        cast.choose(draws, batch * members, first)
-        self.plan = plan
-        return spread_tree((args, kwargs), *plan)
+            leaves = tree_leaves(outputs[-1])
+            if not all(isinstance(leaf, Tensor) and is_batched(leaf, rows) for leaf in leaves):
+                raise RuntimeError(
+                    f"{type(module).__name__} has in_turn = True and got {rows} rows, but returned "
+                    f"{[tuple(leaf.shape) if isinstance(leaf, Tensor) else leaf for leaf in leaves]}. "
+                    "Fix: in_turn = False, so that its members are computed together."
+                )
+        raise AssertionError("there is a last member")
 
     def join(self, module: nn.Module, args: Any, output: Any) -> Any:
         """The members' outputs as rows, after the turn of the last."""
@@ -147,32 +152,14 @@ class _Turn:
         self.depth = 0
 
 
-def _has_our_hooks_alone(module: nn.Module) -> bool:
-    """Whether nobody else listens: another's hook must see the stage called once, with all members."""
-    return len(module._forward_pre_hooks) == len(module._forward_hooks) == 1
-
-
-def _left_behind(module: nn.Module) -> list[int]:
-    """Which tensors lie in attributes of the stage: one of a single member would be taken for all."""
-    if torch.compiler.is_compiling():
-        return []
-    return [
-        id(v) for part in module.modules() for v in vars(part).values() if isinstance(v, Tensor)
-    ]
-
-
-def _can_be_joined(outputs: list[Any], rows: int) -> bool:
-    """Whether the last outputs are all rows, and no memory that the stage writes anew in every call."""
-    leaves = tree_leaves(outputs[-1])
-    if not all(isinstance(leaf, Tensor) and is_batched(leaf, rows) for leaf in leaves):
+def goes_in_turn(module: nn.Module) -> bool:
+    """Whether a stage may be called for a few members at a time, with nobody's hook to notice."""
+    if not getattr(module, "in_turn", False):
         return False
-    if len(outputs) < 2 or torch.compiler.is_compiling():
-        return True
-    earlier = tree_leaves(outputs[-2])
-    return all(
-        a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr()
-        for a, b in zip(leaves, earlier, strict=True)
-    )
+    inner = () if torch.compiler.is_compiling() else module.modules()
+    hooks = [len(part._forward_pre_hooks) + len(part._forward_hooks) for part in inner]
+    own = len(module._forward_pre_hooks) + len(module._forward_hooks)
+    return own <= 2 and sum(hooks) <= 2  # ours
 
 
 def fills_device(tree: Any, batch: int, full: Mapping[str, int]) -> bool:

@@ -1,9 +1,9 @@
 """Runs that share a GPU: one at a time has it, waiting is not training, and a turn always ends."""
 
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,19 +22,19 @@ Make = Callable[..., RunConfig]
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv(turns.TURNS, str(tmp_path / "turns"))
     yield tmp_path / "turns"
-    turns.give()
+    assert not turns._held
 
 
 def work(log: Path, name: str) -> None:
-    turns.take()
-    with log.open("a") as file:
-        file.write(f"{name} begins\n")
-        file.flush()
-        time.sleep(0.2)
-        file.write(f"{name} ends\n")
-    if name == "killed":
-        multiprocessing.current_process().kill()
-    turns.give()
+    with turns.until_the_end():
+        turns.take()
+        with log.open("a") as file:
+            file.write(f"{name} begins\n")
+            file.flush()
+            time.sleep(0.2)
+            file.write(f"{name} ends\n")
+        if name == "killed":
+            multiprocessing.current_process().kill()
 
 
 def test_one_process_at_a_time_has_its_turn_even_after_one_that_was_killed(tmp_path: Path) -> None:
@@ -51,16 +51,32 @@ def test_one_process_at_a_time_has_its_turn_even_after_one_that_was_killed(tmp_p
         assert (begin.split()[0], begin.split()[1]) == (end.split()[0], "begins")
 
 
-def test_a_turn_is_taken_once_and_without_a_file_there_is_none(
-    monkeypatch: pytest.MonkeyPatch, file: Path
+def test_a_turn_is_taken_once_within_a_run_and_ends_with_the_outermost(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert turns.take() >= 0
-    assert turns.take() == 0.0  # it has it: otherwise this would wait for itself
-    turns.give()
-    turns.give()
-    monkeypatch.delenv(turns.TURNS)
-    assert turns.take() == 0.0
+    assert turns.take() == 0.0  # not in a run: nobody would give it back
     assert not turns._held
+    with turns.until_the_end():
+        assert turns.take() >= 0
+        assert turns.take() == 0.0  # it has it: otherwise this would wait for itself
+        with turns.until_the_end():
+            assert turns.take() == 0.0
+        assert turns._held
+    assert not turns._held
+    monkeypatch.delenv(turns.TURNS)
+    with turns.until_the_end():
+        assert turns.take() == 0.0
+        assert not turns._held
+
+
+def test_a_turn_that_is_over_is_not_kept_by_a_child(file: Path) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    with turns.until_the_end():
+        turns.take()
+        child = os.dup(turns._held[0].fileno())  # as a forked process has it
+    with file.open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)  # would raise
+    os.close(child)
 
 
 def test_waiting_is_not_training(
@@ -84,10 +100,20 @@ def test_waiting_is_not_training(
 def test_a_run_gives_its_turn_back_however_it_ends(
     make: Make, splits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turns.take()
-    run(make("mcp", epochs=1), tmp_path / "a", splits=splits)
+    held: list[int] = []
+    own = _Loop.run
+
+    def on_a_gpu(loop: _Loop) -> None:
+        loop.takes_turns = True
+        own(loop)
+        held.append(len(turns._held))
+        if len(held) == 2:
+            raise KeyError("nonsense")
+
+    monkeypatch.setattr(_Loop, "run", on_a_gpu)
+    run(make("mcp", epochs=1), tmp_path / "a", splits=splits)  # fewer steps than a recording takes
     assert not turns._held
-    turns.take()
-    with pytest.raises(ValueError, match="nonsense"):
-        run(replace(make("mcp"), backbone_options={"nonsense": 1}), tmp_path / "b", splits=splits)
+    with pytest.raises(KeyError, match="nonsense"):
+        run(make("mcp", epochs=1), tmp_path / "b", splits=splits)
+    assert held == [1, 1]
     assert not turns._held

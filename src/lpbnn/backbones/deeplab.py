@@ -12,7 +12,7 @@ the skip of 48 channels, two 3x3 convolutions, the last layer). So the paper's v
 
 Wherever no norm follows a convolution, its weight has a scale to learn and is never standardised: the last
 layer, the depthwise half of a separable one, and the one behind ASPP's image pooling. That one has no norm
-because it sees a single position: a batch of one picture, or a member's slice of one, has no variance.
+because it sees a single position: a batch of one picture, or a member's slice, has no variance.
 
 The encoder's names are torchvision's: ``pretrained`` is a file with published weights (see ``pretrained``
 in this folder), and ``net.loaded`` then says what matched. Weights of the original ResNet-50 (v1) need
@@ -166,6 +166,8 @@ class Decoder(nn.Module):
     torch.Size([2, 5, 12, 9])
     """
 
+    in_turn = True  # its members may be computed one by one (lpbnn.stages)
+
     def __init__(
         self,
         fine_channels: int,
@@ -190,9 +192,8 @@ class Decoder(nn.Module):
 
     def forward(self, fine: Tensor, deep: Tensor) -> Tensor:
         """(batch, fine_channels, h, w) and the deep map -> (batch, num_outputs, h, w)."""
-        # No map has a name for longer than it is needed: at full size they are most of the memory.
         x = torch.cat([_resize(self.drop1(self.aspp(deep)), fine.shape[-2:]), self.skip(fine)], 1)
-        x = self.fuse1(x)
+        x = self.fuse1(x)  # no map has a name for longer than it is needed
         return self.head(self.drop2(self.fuse2(x)))
 
 
@@ -235,7 +236,6 @@ class DeepLab(nn.Module):
         depth: int = 50,
     ) -> None:
         super().__init__()
-        style = Style(norm, standardise, separable)
         if not isinstance(channels, int) or channels < _GROUP or channels % _GROUP:
             raise ValueError(f"deeplab: channels is {channels!r}; expected a multiple of {_GROUP}")
         self.output_stride = output_stride
@@ -247,7 +247,7 @@ class DeepLab(nn.Module):
             rates=tuple(rate * 16 // output_stride for rate in _RATES),
             channels=channels,
             dropout=dropout,
-            style=style,
+            style=Style(norm, standardise, separable),
         )
         if pretrained is not None:
             there = stride_in if DEPTHS[depth][0] is Bottleneck else None  # others have one place

@@ -86,11 +86,8 @@ def run(
     config = target.config() if config is None else resolved(config)
     fabric = launch(config)
     early = "stopped before anything was trained or measured. Start it again the same way."
-    try:
-        with ending_well(fabric, lambda: early):
-            return _run(config, target, fabric, resume, overwrite, splits)
-    finally:
-        turns.give()
+    with turns.until_the_end(), ending_well(fabric, lambda: early):
+        return _run(config, target, fabric, resume, overwrite, splits)
 
 
 def _run(

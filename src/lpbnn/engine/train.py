@@ -117,7 +117,9 @@ class _Loop:
         self.training = Training()
         self.good = weights.snapshot(model)  # the last finite weights
         self.saved = 0  # the epoch of the last checkpoint
-        self.takes_turns = config.compile and fabric.device.type == "cuda"
+        # Several processes of one run would wait for each other.
+        alone = fabric.device.type == "cuda" and fabric.world_size == 1
+        self.takes_turns = config.compile and alone
         self.waited = 0.0  # seconds of this epoch, for other runs on the same GPU
         if folder is not None and state is not None:
             self.restore(folder, state)
@@ -192,7 +194,7 @@ class _Loop:
         with self.step.begin():
             for number, (x, y) in enumerate(self.feed.epoch(epoch), start=1):
                 self.step(x, y, self.scale(epoch * self.feed.steps + number - 1))
-                if number == READY and self.takes_turns:
+                if number == min(READY, self.feed.steps) and self.takes_turns:
                     self.waited = turns.take()
                 if number % LOOK_EVERY == 0 and (seen := means.peek()) is not None:
                     if self.bar is not None:

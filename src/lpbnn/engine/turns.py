@@ -7,6 +7,8 @@ nobody else were there. The turn is the lock of a file, so it ends with its proc
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,20 +20,34 @@ except ImportError:  # Windows: they go on side by side
 TURNS = "LPBNN_TURNS"  # names the file; commands that name the same one take turns with each other
 
 _held: list[IO[Any]] = []
+_runs: list[None] = []  # under way in this process, one within the other
+
+
+@contextmanager
+def until_the_end() -> Iterator[None]:
+    """Around a run: a turn that is taken in it ends with it, or with the run that it is a part of."""
+    _runs.append(None)
+    try:
+        yield
+    finally:
+        _runs.pop()
+        if not _runs:
+            _give()
 
 
 def take() -> float:
-    """Wait for this process's turn; the seconds waited. Nothing where no file is named, or it has it."""
-    if _held or fcntl is None or not (path := os.environ.get(TURNS)):
+    """Wait for the turn of this run; the seconds waited. Nothing where no file is named, or it has it."""
+    if not _runs or _held or fcntl is None or not (path := os.environ.get(TURNS)):
         return 0.0
     started = time.perf_counter()
-    file = Path(path).open("a")  # noqa: SIM115 - held until `give`
+    file = Path(path).open("a")  # noqa: SIM115 - held until the run is over
     fcntl.flock(file, fcntl.LOCK_EX)
     _held.append(file)
     return time.perf_counter() - started
 
 
-def give() -> None:
-    """The turn is over, if there was one."""
-    while _held:
-        _held.pop().close()
+def _give() -> None:
+    while _held and fcntl is not None:
+        file = _held.pop()
+        fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough where a child has it open too
+        file.close()

@@ -89,7 +89,7 @@ class Config(RankOneConfig):
 class LatentPosterior(FastWeightEnsemble):
     """J members whose r^ is drawn from the latent posterior in every pass."""
 
-    term_weights: Tensor  # (2, L): of the KL and of the squared error, in the stacks' order
+    penalty_weights: Tensor  # (2, L): of the KL and of the squared error, in the stacks' order
     kl_weight: Tensor  # grows to 1 where the KL is annealed
 
     def __init__(self, net: nn.Module, config: Config, **options: Any) -> None:
@@ -104,7 +104,7 @@ class LatentPosterior(FastWeightEnsemble):
             for i in Stacks(factors).order
         ]
         # Made once: a tensor made in every step would make the GPU wait for the host.
-        self.register_buffer("term_weights", torch.tensor(weights).T, persistent=False)
+        self.register_buffer("penalty_weights", torch.tensor(weights).T, persistent=False)
         self.register_buffer("kl_weight", torch.ones(()), persistent=False)
 
     def shared(self) -> Stacks:
@@ -120,7 +120,7 @@ class LatentPosterior(FastWeightEnsemble):
 
     def penalties(self, shared: Stacks | None = None) -> Terms:
         kl, squared_error = (shared or self.shared()).terms()
-        a, b = self.term_weights.to(kl.dtype)
+        a, b = self.penalty_weights.to(kl.dtype)
         if self.free_nats:
             kl = kl.clamp_min(self.free_nats)
         return {
