@@ -137,6 +137,7 @@ class Autoencoders:
             code = torch.baddbmm(bias.unsqueeze(1), scaled, weight.mT)
             self.mu, self.log_variance = code.chunk(2, dim=-1)
             self.sigma = (0.5 * self.log_variance).exp()
+        self.center: Tensor | None = None  # r^ of the means, where a draw has had it computed
 
     def _exactly(self) -> AbstractContextManager[Any]:
         return full_precision(self.layers[0].s.device)
@@ -158,7 +159,10 @@ class Autoencoders:
         if rows is not None:
             each = rows // mu.shape[1]
             mu, sigma = (part.repeat_interleave(each, dim=1) for part in (mu, sigma))
-        r_hat = self.decode(gaussian(mu, sigma, samples).flatten(1, 2))
+        z = gaussian(mu, sigma, samples).flatten(1, 2)
+        # The terms need the members' means decoded as well: both in one product.
+        both = self.decode(torch.cat([z, self.mu], 1))
+        r_hat, self.center = both.split([z.shape[1], self.mu.shape[1]], 1)
         if copies > 1:
             r_hat = r_hat.unsqueeze(2).expand(-1, -1, copies, -1).flatten(1, 2)
         return [(r, repeat(f.s, samples)) for r, f in zip(r_hat, self.layers, strict=True)]
@@ -170,7 +174,7 @@ class Autoencoders:
         :math:`E\|r - \hat r\|^2 = \|r - E \hat r\|^2 + \frac1k \sum_i \sigma_i^2 \|D_i\|^2` (columns of D).
         """
         with self._exactly():
-            missing = self.r - self.decode(self.mu)
+            missing = self.r - (self.decode(self.mu) if self.center is None else self.center)
             columns = self.decoder_weight.square().sum(1) / self.latent  # (L, k)
             noise = (self.sigma.square() * columns.unsqueeze(1)).sum(-1)
             squared = (missing.square().sum(-1) + noise).mean(-1)
