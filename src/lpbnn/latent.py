@@ -125,8 +125,9 @@ class Autoencoders:
     each parameter is read once and gets one gradient.
     """
 
-    def __init__(self, layers: Sequence[LatentFactors]) -> None:
+    def __init__(self, layers: Sequence[LatentFactors], for_loss: bool = False) -> None:
         self.layers = layers
+        self.for_loss = for_loss  # after a draw come the terms: the means are decoded with it
         self.inputs, self.latent = layers[0].inputs, layers[0].latent
         with self._exactly():
             self.r = stack(layers, "r")
@@ -160,9 +161,11 @@ class Autoencoders:
             each = rows // mu.shape[1]
             mu, sigma = (part.repeat_interleave(each, dim=1) for part in (mu, sigma))
         z = gaussian(mu, sigma, samples).flatten(1, 2)
-        # The terms need the members' means decoded as well: both in one product.
-        both = self.decode(torch.cat([z, self.mu], 1))
-        r_hat, self.center = both.split([z.shape[1], self.mu.shape[1]], 1)
+        if self.for_loss:
+            both = self.decode(torch.cat([z, self.mu], 1))
+            r_hat, self.center = both.split([z.shape[1], self.mu.shape[1]], 1)
+        else:
+            r_hat = self.decode(z)
         if copies > 1:
             r_hat = r_hat.unsqueeze(2).expand(-1, -1, copies, -1).flatten(1, 2)
         return [(r, repeat(f.s, samples)) for r, f in zip(r_hat, self.layers, strict=True)]
@@ -185,9 +188,9 @@ class Autoencoders:
 class Stacks:
     """All autoencoders of a network, stacked by width; ``order`` has the layers in the stacks' order."""
 
-    def __init__(self, many: Sequence[LatentFactors]) -> None:
+    def __init__(self, many: Sequence[LatentFactors], for_loss: bool = False) -> None:
         groups = group_by(many, lambda factors: factors.stack_key())
-        self.parts = [Autoencoders([many[i] for i in indices]) for indices in groups]
+        self.parts = [Autoencoders([many[i] for i in indices], for_loss) for indices in groups]
         self.order = [i for indices in groups for i in indices]
         self.places = sorted(range(len(self.order)), key=self.order.__getitem__)
 

@@ -108,7 +108,7 @@ class LatentPosterior(FastWeightEnsemble):
         self.register_buffer("kl_weight", torch.ones(()), persistent=False)
 
     def shared(self) -> Stacks:
-        return Stacks(self._factors())
+        return Stacks(self._factors(), for_loss=True)
 
     def draw(self, rows: int, shared: Stacks | None = None) -> list[Draw]:
         by_row = self.noise == "example" and self.training
