@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from lpbnn.convert import replace_modules
-from lpbnn.layers import Draw, FastWeight, draw_layers
+from lpbnn.layers import Draw, FastWeight, draw_layers, take
 from lpbnn.losses import require_tensor
 from lpbnn.members import (
     BatchMode,
+    batched,
     copied,
     gather,
     row_weights,
@@ -130,14 +131,13 @@ class FastWeightEnsemble(Model):
         batch = batch_size(args, kwargs)
         layers = self.layers
         members = draws[0].members
-        cast = Cast(layers, self._replaced(MemberNorm), self.members)
+        cast = Cast(layers, self._replaced(MemberNorm), self.members, draws, first)
         if "" in self.stages:
             args, kwargs = spread_tree((args, kwargs), batch, members, mode)
         else:
             self._spread_at.plan = (batch, members, mode)
-            self._spread_at.cast = (cast, draws, first) if in_turn and members > 1 else None
-            self._spread_at.width = self.members
-        cast.choose(draws, rows_needed(batch, members, mode), first)
+            self._spread_at.cast = cast if in_turn else None
+        cast.choose(draws, rows_needed(batch, members, mode))
         try:
             outputs = self.readout(self.net(*args, **kwargs))
         except (RuntimeError, ValueError) as error:
@@ -178,7 +178,7 @@ class FastWeightEnsemble(Model):
         draws = draw_layers(self.layers, samples if self.stochastic else 1)
         count = draws[0].members
         for start in range(0, count, width):
-            part = [draw.take(slice(start, start + width)) for draw in draws]
+            part = take(draws, start, width)
 
             def run(
                 *args: Any, _part: list[Draw] = part, _first: int = start, **kwargs: Any
@@ -197,7 +197,7 @@ class FastWeightEnsemble(Model):
         batch, outputs = batch_size(args, kwargs), []
         for i in range(draws[0].members):
             own_args, own_kwargs = copied((args, kwargs), batch)
-            one = [draw.take(slice(i, i + 1)) for draw in draws]
+            one = take(draws, i, 1)
             outputs.append(self.rows(own_args, own_kwargs, one, "repeat", first + i))
         return torch.stack(outputs)
 
@@ -206,8 +206,9 @@ class FastWeightEnsemble(Model):
 
         Where a part of the network is shared by the members, it is asked behind that part.
         """
-        batch = batch_size(args, kwargs)
-        return "" in self.stages and fills_device((args, kwargs), batch, FULL)
+        if "" not in self.stages:
+            return False
+        return fills_device(batched((args, kwargs), batch_size(args, kwargs)), FULL)
 
     def loss(self, x: Any, y: Tensor) -> Terms:
         shared = self.shared()

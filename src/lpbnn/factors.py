@@ -11,7 +11,7 @@ each is tiny: ``draw_all`` serves all layers with a handful of batched
 products. One layer is a stack of one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, get_args
 
@@ -37,7 +37,7 @@ def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, enabled=False)
 
 
-IN_ONE_KERNEL = 8
+IN_ONE_KERNEL = 8  # tensors that a compiler stacks at once
 
 
 def stack(many: Sequence["Factors"], name: str) -> Tensor:
@@ -94,19 +94,18 @@ class Factors(nn.Module):
 
 def draw_all(many: Sequence[Factors], samples: int = 1) -> list[tuple[Tensor, Tensor]]:
     """One draw of every layer, in the layers' order, computed stack by stack."""
-    stacks = group_by(many, lambda factors: factors.stack_key())
     drawn: dict[int, tuple[Tensor, Tensor]] = {}
-    for indices in stacks:
+    for indices in stacked(many):
         members = [many[i] for i in indices]
         drawn.update(zip(indices, type(members[0]).draw_stack(members, samples), strict=True))
     return [drawn[i] for i in range(len(many))]
 
 
-def group_by(many: Sequence[Factors], key: Callable[[Factors], object]) -> list[list[int]]:
-    """Indices of the elements with equal keys, in order of first appearance."""
+def stacked(many: Sequence[Factors]) -> list[list[int]]:
+    """Which layers may be computed together: indices, in order of first appearance."""
     groups: dict[object, list[int]] = {}
     for i, factors in enumerate(many):
-        groups.setdefault(key(factors), []).append(i)
+        groups.setdefault(factors.stack_key(), []).append(i)
     return list(groups.values())
 
 

@@ -12,11 +12,11 @@ from lpbnn.factors import (
     Init,
     full_precision,
     gaussian,
-    group_by,
     initial,
     kl_to_standard_normal,
     repeat,
     stack,
+    stacked,
 )
 
 
@@ -186,13 +186,13 @@ class Autoencoders:
 
 
 class Stacks:
-    """All autoencoders of a network, stacked by width; ``order`` has the layers in the stacks' order."""
+    """All autoencoders of a network, stacked by width; ``places``: where each layer is in their order."""
 
     def __init__(self, many: Sequence[LatentFactors], for_loss: bool = False) -> None:
-        groups = group_by(many, lambda factors: factors.stack_key())
+        groups = stacked(many)
         self.parts = [Autoencoders([many[i] for i in indices], for_loss) for indices in groups]
-        self.order = [i for indices in groups for i in indices]
-        self.places = sorted(range(len(self.order)), key=self.order.__getitem__)
+        order = [i for indices in groups for i in indices]
+        self.places = sorted(range(len(order)), key=order.__getitem__)
 
     def draw(self, rows: int | None = None, copies: int = 1) -> list[tuple[Tensor, Tensor]]:
         """One draw of every layer, in the layers' order (``Autoencoders.draw``)."""

@@ -255,6 +255,11 @@ def member_weights(layer: nn.Module, draw: Draw) -> Tensor:
     return weight * outer[(...,) + (None,) * (weight.dim() - 2)]
 
 
+def take(draws: Sequence[Draw], first: int, count: int) -> list[Draw]:
+    """``count`` members of every layer's draw, from ``first`` on."""
+    return [draw.take(slice(first, first + count)) for draw in draws]
+
+
 def draw_layers(layers: Sequence[FastWeight], samples: int = 1) -> list[Draw]:
     """Fresh factors of every layer, drawn together."""
     return with_biases(layers, draw_all([layer.factors for layer in layers], samples), samples)

@@ -89,9 +89,11 @@ def spread_tree(tree: Any, batch: int, members: int, mode: BatchMode = "repeat")
     return tree_map_only(Tensor, one, tree)
 
 
-def any_batched(tree: Any, batch: int) -> bool:
-    """Whether a nested structure holds examples at all."""
-    return any(isinstance(leaf, Tensor) and is_batched(leaf, batch) for leaf in tree_leaves(tree))
+def batched(tree: Any, batch: int) -> list[Tensor]:
+    """The tensors of a nested structure that hold the examples."""
+    return [
+        leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and is_batched(leaf, batch)
+    ]
 
 
 def copied(tree: Any, batch: int, members: int = 1) -> Any:

@@ -64,13 +64,11 @@ class RowNorm(nn.BatchNorm2d):
     """
 
     def forward(self, input: Tensor) -> Tensor:
+        if not (torch.compiler.is_compiling() and self.training and input.is_cuda):
+            return super().forward(input)
         usual = self.affine and self.track_running_stats and self.momentum is not None
-        usual = (
-            usual and input.dim() == 4 and input.numel() > input.shape[1]
-        )  # else torch says what is wrong
-        if torch.compiler.is_compiling() and self.training and input.is_cuda and usual:
-            return by_rows(self, input)
-        return super().forward(input)
+        fits = input.dim() == 4 and input.numel() > input.shape[1]  # else torch says what is wrong
+        return by_rows(self, input) if usual and fits else super().forward(input)
 
     def _get_name(self) -> str:
         return "BatchNorm2d"

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lpbnn.layers import SUPPORTED, Draw, FastWeight
-from lpbnn.members import BatchMode, any_batched, copied, is_batched, spread_tree
+from lpbnn.layers import SUPPORTED, Draw, FastWeight, take
+from lpbnn.members import BatchMode, batched, copied, is_batched, spread_tree
 from lpbnn.norms import MemberNorm
 
 UNCONVERTED = (*SUPPORTED, nn.RNNBase, nn.MultiheadAttention)  # what is worth running only once
@@ -24,18 +24,28 @@ Plan = tuple[int, int, BatchMode]  # batch, members, and how the one is spread o
 
 
 class Cast:
-    """Whose rows the layers and norms of a pass will see, of an ensemble of so many members."""
+    """Whose rows the layers and norms of a pass will see.
+
+    ``draws`` are of the members in the pass, the first of which is number ``first`` of ``members``.
+    """
 
     def __init__(
-        self, layers: Sequence[FastWeight], norms: Sequence[MemberNorm], members: int
+        self,
+        layers: Sequence[FastWeight],
+        norms: Sequence[MemberNorm],
+        members: int,
+        draws: list[Draw],
+        first: int,
     ) -> None:
         self.layers, self.norms, self.members = layers, norms, members
+        self.draws, self.first = draws, first
 
-    def choose(self, draws: Sequence[Draw], rows: int, first: int) -> None:
-        """Every call of a layer uses its draw, until another is chosen; member ``first`` is the first."""
+    def choose(self, draws: Sequence[Draw], rows: int, start: int = 0) -> None:
+        """Until others are chosen, every call is for ``draws``: those of the pass from ``start`` on."""
         for layer, draw in zip(self.layers, draws, strict=True):
             layer._held, layer._rows = draw, rows
-        ids = [(first + i) % self.members for i in range(draws[0].members)]
+        count = draws[0].members
+        ids = [(self.first + start + i) % self.members for i in range(count)]
         for norm in self.norms:
             norm._held = ids
 
@@ -70,7 +80,7 @@ class SpreadInTurn(SpreadAt):
     """The same, and members may go through the stage a few at a time, where a pass and the stage allow it.
 
     One by one where the batch fills the device by itself: each is a plain network with its own weights
-    then, and memory is that of one. Otherwise ``width`` of them at a time, as rows. Their outputs are
+    then, and memory is that of one. Otherwise those of one draw at a time, as rows. Their outputs are
     joined as rows behind the stage.
 
     A stage allows it with an attribute ``in_turn = True``. That is a promise: it returns a row for each
@@ -79,10 +89,7 @@ class SpreadInTurn(SpreadAt):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cast: tuple[Cast, list[Draw], int] | None = (
-            None  # draws, and which member is the first
-        )
-        self.width = 1
+        self.cast: Cast | None = None  # of a pass that allows it
         self._turn: _Turn | None = None  # of the last members, in the stage's own call
 
     def add_to(self, module: nn.Module) -> None:
@@ -99,35 +106,32 @@ class SpreadInTurn(SpreadAt):
             return None
         if self.plan is not None and self.cast is not None and goes_in_turn(module):
             batch, members, _ = self.plan
-            few = _at_a_time((args, kwargs), batch, members, self.width)
-            if few < members and any_batched((args, kwargs), batch):
-                return self._in_turn(module, args, kwargs, few)
+            examples = batched((args, kwargs), batch)
+            few = _at_a_time(examples, members, self.cast.members)
+            if examples and few < members:
+                return self._in_turn(module, args, kwargs, self.plan, self.cast, few)
         return super().__call__(module, args, kwargs)
 
-    def _in_turn(self, module: nn.Module, args: Any, kwargs: Any, few: int) -> tuple[Any, Any]:
+    def _in_turn(
+        self, module: nn.Module, args: Any, kwargs: Any, plan: Plan, cast: Cast, few: int
+    ) -> tuple[Any, Any]:
         """All members but the last few, and what these are called with."""
-        assert self.plan is not None
-        assert self.cast is not None
-        (batch, members, _), (cast, draws, first) = self.plan, self.cast
-        plan, self.plan = self.plan, None  # a stage within the stage has rows already
+        batch, members, _ = plan
+        self.plan = None  # a stage within the stage has rows already
+
+        def turn(start: int) -> tuple[Any, Any]:
+            part = take(cast.draws, start, few)
+            cast.choose(part, batch * part[0].members, start)
+            return copied((args, kwargs), batch, part[0].members)
+
+        *earlier, last = range(0, members, few)
         outputs: list[Any] = []
-        for start in range(0, members, few):
-            part = [draw.take(slice(start, start + few)) for draw in draws]
-            rows = batch * part[0].members
-            cast.choose(part, rows, first + start)
-            given = copied((args, kwargs), batch, part[0].members)
-            if start + few >= members:
-                self._turn = _Turn(module, plan, outputs)
-                return given
-            outputs.append(module.forward(*given[0], **given[1]))
-            leaves = tree_leaves(outputs[-1])
-            if not all(isinstance(leaf, Tensor) and is_batched(leaf, rows) for leaf in leaves):
-                raise RuntimeError(
-                    f"{type(module).__name__} has in_turn = True and got {rows} rows, but returned "
-                    f"{[tuple(leaf.shape) if isinstance(leaf, Tensor) else leaf for leaf in leaves]}. "
-                    "Fix: in_turn = False, so that its members are computed together."
-                )
-        raise AssertionError("there is a last member")
+        for start in earlier:
+            own_args, own_kwargs = turn(start)
+            outputs.append(module.forward(*own_args, **own_kwargs))
+            _require_rows(module, outputs[-1], batch * few)
+        self._turn = _Turn(module, plan, outputs)
+        return turn(last)
 
     def join(self, module: nn.Module, args: Any, output: Any) -> Any:
         """The members' outputs as rows, after the turn of the last."""
@@ -137,10 +141,10 @@ class SpreadInTurn(SpreadAt):
         if turn.depth:
             turn.depth -= 1
             return output
-        self._turn, self.plan = None, turn.plan
         assert self.cast is not None
-        cast, draws, first = self.cast
-        cast.choose(draws, turn.plan[0] * turn.plan[1], first)
+        self._turn, self.plan = None, turn.plan
+        batch, members, _ = turn.plan
+        self.cast.choose(self.cast.draws, batch * members)
         return tree_map(lambda *leaves: torch.cat(leaves), *turn.earlier, output)
 
 
@@ -156,28 +160,33 @@ def goes_in_turn(module: nn.Module) -> bool:
     """Whether a stage may be called for a few members at a time, with nobody's hook to notice."""
     if not getattr(module, "in_turn", False):
         return False
-    inner = () if torch.compiler.is_compiling() else module.modules()
-    hooks = [len(part._forward_pre_hooks) + len(part._forward_hooks) for part in inner]
-    own = len(module._forward_pre_hooks) + len(module._forward_hooks)
-    return own <= 2 and sum(hooks) <= 2  # ours
+    parts = [module] if torch.compiler.is_compiling() else module.modules()
+    return sum(len(p._forward_pre_hooks) + len(p._forward_hooks) for p in parts) <= 2  # ours
 
 
-def fills_device(tree: Any, batch: int, full: Mapping[str, int]) -> bool:
-    """Whether the examples in a call keep the device busy without a second member beside them."""
-    tensors = [
-        leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and is_batched(leaf, batch)
-    ]
-    kind = "cpu" if all(tensor.device.type == "cpu" for tensor in tensors) else "cuda"
-    return sum(tensor.numel() for tensor in tensors) >= full[kind]
+def _require_rows(module: nn.Module, output: Any, rows: int) -> None:
+    leaves = tree_leaves(output)
+    if not all(isinstance(leaf, Tensor) and is_batched(leaf, rows) for leaf in leaves):
+        raise RuntimeError(
+            f"{type(module).__name__} has in_turn = True and got {rows} rows, but returned "
+            f"{[tuple(leaf.shape) if isinstance(leaf, Tensor) else leaf for leaf in leaves]}. "
+            "Fix: in_turn = False, so that its members are computed together."
+        )
 
 
-def _at_a_time(tree: Any, batch: int, members: int, width: int) -> int:
-    """How many members go through a stage together."""
+def fills_device(examples: Sequence[Tensor], full: Mapping[str, int]) -> bool:
+    """Whether the inputs of a call keep the device busy without a second member beside them."""
+    kind = "cpu" if all(tensor.device.type == "cpu" for tensor in examples) else "cuda"
+    return sum(tensor.numel() for tensor in examples) >= full[kind]
+
+
+def _at_a_time(examples: Sequence[Tensor], members: int, draw: int) -> int:
+    """How many members go through a stage together; ``draw``: those of one draw."""
     compiling = torch.compiler.is_compiling()
-    few = 1 if fills_device(tree, batch, FULL if compiling else FULL_STAGE) else width
+    few = 1 if fills_device(examples, FULL if compiling else FULL_STAGE) else draw
     if not compiling:
         return few
-    return next((n for n in (few, width) if members <= n * UNROLLED), members)
+    return next((n for n in (few, draw) if members <= n * UNROLLED), members)
 
 
 def find_stages(net: nn.Module) -> list[str]:

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from lpbnn.ensemble import FastWeightEnsemble
+from lpbnn.factors import stacked
 from lpbnn.latent import LatentFactors, Stacks
 from lpbnn.layers import Draw, with_biases
 from lpbnn.methods._rank_one import (
@@ -101,7 +102,8 @@ class LatentPosterior(FastWeightEnsemble):
         factors = self._factors()
         weights = [
             WEIGHTINGS[self.weighting](self.num_data, factors[i].inputs)
-            for i in Stacks(factors).order
+            for indices in stacked(factors)
+            for i in indices
         ]
         # Made once: a tensor made in every step would make the GPU wait for the host.
         self.register_buffer("penalty_weights", torch.tensor(weights).T, persistent=False)
