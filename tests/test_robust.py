@@ -8,7 +8,6 @@ import torch
 from networks import Mlp, ResNet
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
-from torch.utils.checkpoint import checkpoint
 
 import lpbnn
 from lpbnn.latent import LatentFactors
@@ -53,81 +52,6 @@ def test_members_stay_apart_in_training() -> None:
         optimizer.step()
     for layer in model.layers:
         assert layer.mean().r.std(0).mean() > 0.6 * layer.factors.r.std(0).mean()
-
-
-# Rows that are not those of the batch.
-
-
-class TimeFirst(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rnn = nn.LSTM(5, 6)
-        self.head = nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.rnn(x.transpose(0, 1))[0])[-1]
-
-
-class Queries(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.query = nn.Parameter(torch.randn(8, 5))
-        self.fc = nn.Linear(5, 5)
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(x @ self.fc(self.query).T)
-
-
-@pytest.mark.parametrize(("net", "shape"), [(TimeFirst, (6, 8, 5)), (Queries, (6, 5))])
-def test_a_layer_with_other_rows_is_refused(net: type, shape: tuple[int, ...]) -> None:
-    model = lpbnn.build(net(), "batchensemble", members=4)
-    with pytest.raises(ValueError, match="first dimension 8, in a pass of 24 rows.*exclude="):
-        model(torch.randn(*shape))
-
-
-def test_side_inputs_do_not_depend_on_the_chunk() -> None:
-    class Prototypes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(5, 6)
-
-        def forward(self, x: Tensor, prototypes: Tensor) -> Tensor:
-            return self.fc(x) @ prototypes.T
-
-    prototypes, x = torch.randn(8, 6), torch.randn(16, 5)
-    for method in ("batchensemble", "mcp"):
-        model = lpbnn.build(Prototypes(), method)
-        whole = lpbnn.predict(model, (x, prototypes)).probs
-        assert whole.shape == (16, 8)
-        for chunk in (4, 8, 24, 32):
-            parts = lpbnn.predict(model, (x, prototypes), chunk=chunk).probs
-            torch.testing.assert_close(parts, whole)
-
-
-def test_a_parameter_that_goes_into_a_stage_is_no_batch() -> None:
-    class Stage(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(4, 3)
-
-        def forward(self, x: Tensor, scale: Tensor) -> Tensor:
-            return self.fc(x * scale.sum())
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.stage = nn.Linear(5, 4), Stage()
-            self.scale = nn.Parameter(torch.ones(6))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.stage(self.first(x), self.scale)
-
-    net = Net()
-    x = torch.randn(6, 5)  # as many examples as the parameter is long
-    expected = net(x)
-    model = lpbnn.build(net, "batchensemble", include="stage", spread=0.0)
-    torch.testing.assert_close(model(x)[0], expected)
 
 
 # Layers that stay reachable unconverted.
@@ -203,61 +127,6 @@ def test_a_model_whose_network_was_undone_says_so() -> None:
     lpbnn.undo(model)
     with pytest.raises(RuntimeError, match="no converted layer"):
         model(torch.randn(2, 5))
-
-
-# Gradients.
-
-
-@pytest.mark.parametrize(
-    ("method", "reentrant"),
-    [("lpbnn", False), ("rank1", False), ("batchensemble", False), ("batchensemble", True)],
-)
-def test_checkpointed_blocks_compute_the_same_network_again(method: str, reentrant: bool) -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.head = nn.Linear(5, 6), nn.Linear(6, 6), nn.Linear(6, 3)
-            self.checkpointed = False
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = torch.relu(self.a(x))
-            if self.checkpointed:
-                x = checkpoint(lambda x: torch.tanh(self.b(x)), x, use_reentrant=reentrant)
-            else:
-                x = torch.tanh(self.b(x))
-            return self.head(x)
-
-    model = lpbnn.build(Net(), method, num_data=10).double()
-    x, y = torch.randn(8, 5).double(), torch.randint(3, (8,))
-    gradients = []
-    for checkpointed in (False, True):
-        model.net.checkpointed = checkpointed
-        model.zero_grad()
-        torch.manual_seed(0)
-        model.loss(x, y)["loss"].backward()
-        gradients.append([p.grad.clone() for p in model.parameters()])
-    torch.testing.assert_close(gradients[0], gradients[1])
-    copy.deepcopy(model)
-
-
-def test_frozen_weights_stay_frozen() -> None:
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).requires_grad_(False)
-    net = nn.Sequential(layer, nn.Flatten(), nn.Linear(24, 3))
-    model = lpbnn.build(net, "batchensemble")
-    learning = {name for name, p in model.named_parameters() if p.requires_grad}
-    assert all("factors" in name or name.startswith("net.2.") for name in learning), learning
-    lpbnn.undo(model)
-    assert not any(p.requires_grad for p in net[0].parameters())
-
-
-def test_the_rate_of_fast_weights_cannot_be_lost() -> None:
-    model = lpbnn.build(small(), "batchensemble")
-    with pytest.raises(ValueError, match="0.5 times the rate.*lr="):
-        model.parameter_groups(weight_decay=1e-4)
-    slow, fast = model.parameter_groups(weight_decay=1e-4, lr=0.2)
-    assert (slow["lr"], slow["weight_decay"]) == (0.2, 1e-4)
-    assert (fast["lr"], fast["weight_decay"]) == (0.1, 0.0)
-    assert len(slow["params"]) + len(fast["params"]) == len(list(model.parameters()))
 
 
 # Attention.
@@ -409,30 +278,3 @@ def test_the_loss_as_a_forward_for_wrappers() -> None:
     model = lpbnn.build(Mlp(), "batchensemble")
     x, y = torch.randn(4, 5), torch.randint(3, (4,))
     assert torch.equal(lpbnn.LossStep(model)(x, y)["loss"], model.loss(x, y)["loss"])
-
-
-def test_two_losses_of_checkpointed_blocks_before_one_backward() -> None:
-    """A block that is computed again uses the draw of the pass that is differentiated, not the last one."""
-
-    class Checkpointed(nn.Module):
-        def __init__(self, again: bool) -> None:
-            super().__init__()
-            self.a, self.head, self.again = nn.Conv2d(3, 3, 3, padding=1), nn.Linear(3, 5), again
-
-        def block(self, x: Tensor) -> Tensor:
-            return self.a(x).relu()
-
-        def forward(self, x: Tensor) -> Tensor:
-            h = checkpoint(self.block, x, use_reentrant=False) if self.again else self.block(x)
-            return self.head(h.mean((2, 3)))
-
-    batches = [(torch.randn(n, 3, 6, 6).double(), torch.randint(5, (n,))) for n in (8, 12)]
-    gradients = []
-    for again in (True, False):
-        torch.manual_seed(0)
-        model = lpbnn.build(Checkpointed(again), "lpbnn", num_data=9, noise="example").double()
-        torch.manual_seed(1)
-        sum(model.loss(x, y)["loss"] for x, y in batches).backward()  # type: ignore[union-attr]
-        gradients.append([p.grad for p in model.parameters()])
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other)

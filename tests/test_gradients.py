@@ -1,0 +1,93 @@
+"""Gradients: of blocks that are computed again, of frozen weights, at the rate of fast ones."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import lpbnn
+
+
+def small(classes: int = 3) -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, classes))
+
+
+@pytest.mark.parametrize(
+    ("method", "reentrant"),
+    [("lpbnn", False), ("rank1", False), ("batchensemble", False), ("batchensemble", True)],
+)
+def test_checkpointed_blocks_compute_the_same_network_again(method: str, reentrant: bool) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.head = nn.Linear(5, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+            self.checkpointed = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.relu(self.a(x))
+            if self.checkpointed:
+                x = checkpoint(lambda x: torch.tanh(self.b(x)), x, use_reentrant=reentrant)
+            else:
+                x = torch.tanh(self.b(x))
+            return self.head(x)
+
+    model = lpbnn.build(Net(), method, num_data=10).double()
+    x, y = torch.randn(8, 5).double(), torch.randint(3, (8,))
+    gradients = []
+    for checkpointed in (False, True):
+        model.net.checkpointed = checkpointed
+        model.zero_grad()
+        torch.manual_seed(0)
+        model.loss(x, y)["loss"].backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    torch.testing.assert_close(gradients[0], gradients[1])
+    copy.deepcopy(model)
+
+
+def test_frozen_weights_stay_frozen() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).requires_grad_(False)
+    net = nn.Sequential(layer, nn.Flatten(), nn.Linear(24, 3))
+    model = lpbnn.build(net, "batchensemble")
+    learning = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert all("factors" in name or name.startswith("net.2.") for name in learning), learning
+    lpbnn.undo(model)
+    assert not any(p.requires_grad for p in net[0].parameters())
+
+
+def test_the_rate_of_fast_weights_cannot_be_lost() -> None:
+    model = lpbnn.build(small(), "batchensemble")
+    with pytest.raises(ValueError, match="0.5 times the rate.*lr="):
+        model.parameter_groups(weight_decay=1e-4)
+    slow, fast = model.parameter_groups(weight_decay=1e-4, lr=0.2)
+    assert (slow["lr"], slow["weight_decay"]) == (0.2, 1e-4)
+    assert (fast["lr"], fast["weight_decay"]) == (0.1, 0.0)
+    assert len(slow["params"]) + len(fast["params"]) == len(list(model.parameters()))
+
+
+def test_two_losses_of_checkpointed_blocks_before_one_backward() -> None:
+    """A block that is computed again uses the draw of the pass that is differentiated, not the last one."""
+
+    class Checkpointed(nn.Module):
+        def __init__(self, again: bool) -> None:
+            super().__init__()
+            self.a, self.head, self.again = nn.Conv2d(3, 3, 3, padding=1), nn.Linear(3, 5), again
+
+        def block(self, x: Tensor) -> Tensor:
+            return self.a(x).relu()
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = checkpoint(self.block, x, use_reentrant=False) if self.again else self.block(x)
+            return self.head(h.mean((2, 3)))
+
+    batches = [(torch.randn(n, 3, 6, 6).double(), torch.randint(5, (n,))) for n in (8, 12)]
+    gradients = []
+    for again in (True, False):
+        torch.manual_seed(0)
+        model = lpbnn.build(Checkpointed(again), "lpbnn", num_data=9, noise="example").double()
+        torch.manual_seed(1)
+        sum(model.loss(x, y)["loss"] for x, y in batches).backward()  # type: ignore[union-attr]
+        gradients.append([p.grad for p in model.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
