@@ -4,14 +4,11 @@ import copy
 
 import pytest
 import torch
+from networks import small
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import lpbnn
-
-
-def small(classes: int = 3) -> nn.Module:
-    return nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, classes))
 
 
 @pytest.mark.parametrize(

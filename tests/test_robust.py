@@ -5,17 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from networks import Mlp, ResNet
+from networks import Mlp, ResNet, small
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
 import lpbnn
 from lpbnn.latent import LatentFactors
-
-
-def small(classes: int = 3) -> nn.Module:
-    return nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, classes))
-
 
 # Training stays finite and members stay apart.
 
