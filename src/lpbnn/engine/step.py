@@ -8,13 +8,13 @@ batch and the learning rate, which live in tensors.
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from lpbnn.engine.config import RunConfig
+from lpbnn.engine.kept import compiled
 from lpbnn.engine.optim import make_optimizer, recordable, set_rate
 from lpbnn.model import LossStep, Model, Terms
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 WARM_UP = 3  # ordinary steps before the recording: kernels are chosen, the optimizer gets its state
 TRIES = 3  # a GPU that others use at the same time may refuse a recording once
-LEAST = 1e-6  # of a memory budget: at 0 torch does not look at what must be kept
 
 
 class TrainStep(LossStep):
@@ -44,40 +43,6 @@ class TrainStep(LossStep):
         # A second batch size would make the compiler give up the fast kernels of the first one: the
         # rest at the end of an epoch goes uncompiled.
         return self.compiled(x, y) if len(y) == self.size else super().forward(x, y)
-
-
-def compiled(function: Callable[..., Terms], memory_budget: float = 1.0) -> Callable[..., Terms]:
-    """``function``, compiled; its backward pass has ``memory_budget`` of the activations it would keep."""
-    if memory_budget == 1:
-        return torch.compile(function)
-    from torch._functorch import config
-
-    fast = torch.compile(function, options={"joint_custom_post_pass": _draws_kept(memory_budget)})
-    # Forward and backward are parted when the first call is compiled: the budget is around the call.
-    return config.patch(activation_memory_budget=max(memory_budget, LEAST))(fast)
-
-
-@cache
-def _draws_kept(memory_budget: float) -> Any:
-    """A pass of the compiler that has random draws kept for the backward pass.
-
-    Below a budget of 1 torch would draw again there, and the gradients would be those of other noise
-    (pytorch/pytorch#190758). There is one for each budget, by which the compiler also tells apart steps
-    of the same code: they would share what was compiled for the first of them.
-    """
-    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
-    from torch.utils.checkpoint import CheckpointPolicy
-
-    class DrawsKept(CustomGraphPass):
-        def __call__(self, graph: torch.fx.Graph) -> None:
-            for node in graph.nodes:
-                if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-                    node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-
-        def uuid(self) -> bytes:
-            return get_hash_for_files((__file__,), str(memory_budget))
-
-    return DrawsKept()
 
 
 class Step:

@@ -1,0 +1,117 @@
+"""What a compiled step keeps for its backward pass, and what is computed again there.
+
+Members multiply everything that goes into a layer by r. Where plain convolutions share one map, each of a
+method's has its own r * x, and a compiler keeps them all beside x; sums of residual blocks are kept beside
+the s * y that they are made of. Both are one cheap kernel away from what is kept anyway.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch import fx
+
+from lpbnn.model import Terms
+
+LEAST = 1e-6  # of a memory budget: at 0 torch does not look at what must be kept
+# Torch keeps what is used in places far apart, or made by a long chain of sums: residual sums are both.
+SUMS_AGAIN = {"ban_recompute_used_far_apart": False, "ban_recompute_long_fusible_chains": False}
+
+aten = torch.ops.aten
+LAYERS = (aten.convolution.default, aten.mm.default, aten.addmm.default, aten.bmm.default)
+VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+
+
+def compiled(function: Callable[..., Terms], memory_budget: float = 1.0) -> Callable[..., Terms]:
+    """``function``, compiled; its backward pass has ``memory_budget`` of the activations it would keep."""
+    from torch._functorch import config
+
+    fast = torch.compile(function, options={"joint_custom_post_pass": _choice(memory_budget)})
+    # Forward and backward are parted when the first call is compiled: the settings are around the call.
+    settings = {**SUMS_AGAIN, "activation_memory_budget": max(memory_budget, LEAST)}
+    return config.patch(settings)(fast)
+
+
+@cache
+def _choice(memory_budget: float) -> Any:
+    """The compiler's pass that marks what to keep and what not.
+
+    There is one for each budget, by which the compiler also tells apart steps of the same code: they would
+    share what was compiled for the first of them.
+    """
+    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    class Choice(CustomGraphPass):
+        def __call__(self, graph: fx.Graph) -> None:
+            for node in draws(graph):
+                node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+            for node in spare_products(graph):
+                node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+
+        def uuid(self) -> bytes:
+            return get_hash_for_files((__file__,), str(memory_budget))
+
+    return Choice()
+
+
+def draws(graph: fx.Graph) -> Iterator[fx.Node]:
+    """Random numbers of a joint graph.
+
+    Below a budget of 1 torch would draw again in the backward pass, and the gradients would be those of
+    other noise (pytorch/pytorch#190758).
+    """
+    for node in graph.nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            yield node
+
+
+def spare_products(graph: fx.Graph) -> Iterator[fx.Node]:
+    """Products r * x that go into layers, where x is kept without them: one multiplication from it.
+
+    That is where x goes into a layer as it is, too, or was not made by a pointwise operation (a
+    concatenation, say). Of several products of an x that can be made again, the first is kept for it.
+    """
+    backward = _after_gradients(graph)
+    seen: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node in backward or (x := _multiplied(node)) is None or x in seen:
+            continue
+        seen.add(x)
+        products = [user for user in x.users if _multiplied(user) is x and user not in backward]
+        needed = [p for p in products if any(user in backward for user in _readers(p))]
+        kept_anyway = torch.Tag.pointwise not in getattr(x.target, "tags", ()) or _feeds_a_layer(x)
+        yield from needed if kept_anyway else needed[1:]
+
+
+def _multiplied(node: fx.Node) -> fx.Node | None:
+    """The x of a product r * x that goes into a layer."""
+    if node.target is not aten.mul.Tensor or not _feeds_a_layer(node):
+        return None
+    shape = node.meta["val"].shape
+    factors = [a for a in node.args if isinstance(a, fx.Node) and a.meta["val"].shape == shape]
+    return factors[0] if factors else None
+
+
+def _feeds_a_layer(node: fx.Node) -> bool:
+    return any(reader.target in LAYERS for reader in _readers(node))
+
+
+def _readers(node: fx.Node) -> Iterator[fx.Node]:
+    """What reads a tensor, be it by another shape."""
+    for user in node.users:
+        if user.target in VIEWS:
+            yield from _readers(user)
+        else:
+            yield user
+
+
+def _after_gradients(graph: fx.Graph) -> set[fx.Node]:
+    """What of a joint graph depends on the gradient that comes in: the backward pass."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        comes_in = node.op == "placeholder" and "tangents" in str(node.target)
+        if comes_in or any(before in found for before in node.all_input_nodes):
+            found.add(node)
+    return found
