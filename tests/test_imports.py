@@ -23,6 +23,7 @@ LEVELS = [
         "model",
         "stages",
         "ensemble",
+        "prediction",
         "predict",
         "posterior",
         "export",

@@ -1,7 +1,5 @@
 """Prediction: the mean of probabilities, in any portions, repeatable, and nothing left behind."""
 
-import sys
-
 import pytest
 import torch
 from memory import PeakMemory
@@ -11,7 +9,8 @@ from torch import nn
 import lpbnn
 from lpbnn.ensemble import FastWeightEnsemble
 from lpbnn.losses import split_gaussian
-from lpbnn.predict import entropy, predict
+from lpbnn.predict import predict
+from lpbnn.prediction import entropy
 
 
 @pytest.fixture
@@ -62,6 +61,39 @@ def test_no_more_rows_than_the_chunk_go_through(model: lpbnn.Model, x: torch.Ten
         lpbnn.predict(model, x, samples=2, chunk=chunk)
         assert max(seen) <= chunk
         assert sum(seen) == 2 * 3 * 5
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4, 5, 9, 10, 14])
+def test_few_members_with_all_examples_where_nothing_is_shared(
+    model: lpbnn.Model, x: torch.Tensor, chunk: int
+) -> None:
+    """A member with the whole batch is a plain network; behind a shared part that would run again."""
+    seen: list[int] = []
+    model.net.stem.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
+    lpbnn.predict(model, x, chunk=chunk)
+    if chunk < 5:
+        rows = [chunk] * (5 // chunk) + [5 % chunk] * (5 % chunk > 0)
+        assert seen == rows * 3
+    else:
+        assert seen == ([10, 5] if chunk >= 10 else [5] * 3)
+    part = lpbnn.build(settle(ResNet()), "batchensemble", members=3, include="head")
+    part.net.stem.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
+    seen.clear()
+    lpbnn.predict(part, x.float(), chunk=9)
+    assert seen == [3, 2]  # every example once
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 4, 5, 8, 15, 30])
+def test_a_network_that_changes_its_input_answers_as_ever(chunk: int | None) -> None:
+    net = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    net.register_forward_pre_hook(lambda module, args: (args[0].add_(1),))
+    model = lpbnn.build(net, "lpbnn", members=3, num_data=10).double()
+    x = torch.randn(5, 4).double()
+    given = x.clone()
+    whole = lpbnn.predict(model, x, samples=2, seed=1, chunk=15)
+    parts = lpbnn.predict(model, x, samples=2, seed=1, chunk=chunk)
+    assert torch.equal(x, given)
+    torch.testing.assert_close(parts.members, whole.members)
 
 
 def test_running_sums_equal_kept_members(model: lpbnn.Model, x: torch.Tensor) -> None:
@@ -218,17 +250,3 @@ def test_members_in_turn_answer_as_members_together(
     monkeypatch.setattr(FastWeightEnsemble, "_better_in_turn", lambda *call: True)
     in_turn = predict(model, x, samples=2, seed=1)
     torch.testing.assert_close(in_turn.members, together.members, rtol=0, atol=1e-14)
-
-
-def test_members_are_summed_a_few_at_a_time_to_the_same_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What is made probabilities at once is a matter of memory alone."""
-    model = lpbnn.build(nn.Linear(4, 3), "lpbnn", members=5, num_data=10)
-    x = torch.randn(6, 4)
-    whole = predict(model, x, samples=2, seed=0)
-    monkeypatch.setattr(sys.modules["lpbnn.predict"], "AT_ONCE", 2 * 6 * 3)  # two members
-    few = predict(model, x, samples=2, seed=0)
-    assert torch.equal(few.members, whole.members)
-    assert torch.equal(few.probs, whole.probs)
-    assert torch.equal(few.epistemic, whole.epistemic)

@@ -1,7 +1,6 @@
 """Where a part of a network is converted: the rest runs once, and the members share it exactly."""
 
 import gc
-import sys
 import weakref
 from collections.abc import Callable
 
@@ -12,6 +11,7 @@ from networks import Decoder, EncoderDecoder, Mlp, ResNet, members_and_ordinary,
 from torch import nn
 
 import lpbnn
+from lpbnn import prediction
 
 PARTIAL = {
     "decoder": (EncoderDecoder, (3, 5, 5), {"include": "decoder.*"}, ["decoder"]),
@@ -221,7 +221,7 @@ def test_memory_grows_by_a_members_outputs_not_by_its_activations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As with street scenes: another member adds its logits, 3 channels, where its maps have 8."""
-    monkeypatch.setattr(sys.modules["lpbnn.predict"], "AT_ONCE", 1)
+    monkeypatch.setattr(prediction, "AT_ONCE", 1)
     x = torch.randn(1, 3, 160, 160)
     peaks = []
     for members in (2, 6):

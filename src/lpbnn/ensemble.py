@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, TypeVar, get_args
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
 from lpbnn.convert import replace_modules
+from lpbnn.factors import Factors
 from lpbnn.layers import Draw, FastWeight, draw_layers, take
 from lpbnn.losses import require_tensor
 from lpbnn.members import (
@@ -20,7 +22,7 @@ from lpbnn.members import (
     spread,
     spread_tree,
 )
-from lpbnn.model import Model, Terms, as_call, batch_size, total, two_groups
+from lpbnn.model import Model, Terms, as_call, batch_size, total, two_groups, walk
 from lpbnn.norms import MemberNorm, is_batch_norm, sum_by_rows
 from lpbnn.stages import FULL, Cast, SpreadInTurn, check_stage, fills_device, find_stages
 from lpbnn.wrapper import Wrapper
@@ -28,7 +30,12 @@ from lpbnn.wrapper import Wrapper
 BatchNormMode = Literal["shared", "member"]
 BATCH_NORM_MODES: tuple[str, ...] = get_args(BatchNormMode)
 
-W = TypeVar("W", bound=Wrapper)
+
+class Replaced(NamedTuple):
+    """What stands in the place of the network's own layers and norms, in its order."""
+
+    layers: list[FastWeight]
+    norms: list[MemberNorm]
 
 
 class FastWeightEnsemble(Model):
@@ -40,8 +47,9 @@ class FastWeightEnsemble(Model):
             network), "repeat" gives every member all of it (J times the compute).
         batch_norm: "shared" by the members (each sees the statistics of all), or one per "member".
         spread_at: path of the module where the batch becomes members; "" is the whole network.
-            None finds it: the smallest part that holds every converted layer. If that module has an
-            attribute ``in_turn = True`` (``lpbnn.stages``), large batches are predicted member by member.
+            None finds it: the smallest part that holds every converted layer, or those parts of it that
+            it names. With an attribute ``in_turn = True`` they predict large batches member by member
+            (``lpbnn.stages``).
         fast_lr: learning rate of the fast weights, as a factor.
         repeat_last: share of the epochs, at the end (rounded up), that repeat the batch after all.
     """
@@ -75,32 +83,34 @@ class FastWeightEnsemble(Model):
             check_stage(net, stage)
         if batch_norm == "member":
             self._split_batch_norms()
-        alone = len(self.stages) == 1 and self.stages[0]
-        self.shared_part = bool(alone) and getattr(net.get_submodule(alone), "in_turn", False)
+        parts = [net.get_submodule(stage) for stage in self.stages if stage]
+        self.shared_part = any(getattr(part, "in_turn", False) for part in parts)
+        self.nothing_shared = not parts
         self._spread_at = SpreadInTurn()
         for stage in self.stages:
             sum_by_rows(net.get_submodule(stage))
             if stage:
                 self._spread_at.add_to(net.get_submodule(stage))
-        self._replaced(Wrapper)
+        self._find()
 
     @property
     def layers(self) -> list[FastWeight]:
         """The converted layers, in the network's order."""
-        found = self._replaced(FastWeight)
-        if not found:
-            raise RuntimeError(
-                "the network has no converted layer (any more). Build a model again."
-            )
-        return found
+        return self._find().layers
 
-    def _replaced(self, kind: type[W]) -> list[W]:
-        """The replaced layers of a kind, in the network's order."""
+    def _find(self) -> Replaced:
+        """What is in the network now, which a user may have changed since the last call."""
         # A compiler would follow the walk through every module at every use, for seconds: it takes what
         # the last walk found.
         if not torch.compiler.is_compiling():
-            self._wrappers = [m for m in self.net.modules() if isinstance(m, Wrapper)]
-        return [w for w in self._wrappers if isinstance(w, kind) and w.in_place]
+            self._wrappers = [m for m in walk(self.net, _may_hold) if isinstance(m, Wrapper)]
+        found = [w for w in self._wrappers if w.in_place]
+        layers = [w for w in found if isinstance(w, FastWeight)]
+        if not layers:
+            raise RuntimeError(
+                "the network has no converted layer (any more). Build a model again."
+            )
+        return Replaced(layers, [w for w in found if isinstance(w, MemberNorm)])
 
     def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
         return gather(self.rows(args, kwargs, draw_layers(self.layers), "repeat"), self.members)
@@ -123,20 +133,24 @@ class FastWeightEnsemble(Model):
         mode: BatchMode,
         first: int = 0,
         in_turn: bool = False,
+        found: Replaced | None = None,
     ) -> Tensor:
         """Outputs of all rows, member-major, for the members in ``draws``, of which one is ``first``.
 
         Where a part of the network is shared by the members, they may go through the rest ``in_turn``.
+        ``found`` is what the network holds, where that was asked for already.
         """
         batch = batch_size(args, kwargs)
-        layers = self.layers
         members = draws[0].members
-        cast = Cast(layers, self._replaced(MemberNorm), self.members, draws, first)
+        layers, norms = found or self._find()
+        cast = Cast(layers, norms, self.members, draws, first)
         if "" in self.stages:
             args, kwargs = spread_tree((args, kwargs), batch, members, mode)
         else:
             self._spread_at.plan = (batch, members, mode)
-            self._spread_at.cast = cast if in_turn else None
+            # An input with as many rows by chance could be taken for the members' work in a turn.
+            mistakable = in_turn and batched((args, kwargs), batch * members)
+            self._spread_at.cast = cast if in_turn and not mistakable else None
         cast.choose(draws, rows_needed(batch, members, mode))
         try:
             outputs = self.readout(self.net(*args, **kwargs))
@@ -175,30 +189,35 @@ class FastWeightEnsemble(Model):
         )
 
     def passes(self, samples: int, width: int) -> Iterator[Any]:
-        draws = draw_layers(self.layers, samples if self.stochastic else 1)
+        found = self._find()  # once: nobody changes the network between the passes of a prediction
+        draws = draw_layers(found.layers, samples if self.stochastic else 1)
         count = draws[0].members
         for start in range(0, count, width):
-            part = take(draws, start, width)
+            part = draws if width >= count else take(draws, start, width)
+            yield partial(self._pass, found, part, start)
 
-            def run(
-                *args: Any, _part: list[Draw] = part, _first: int = start, **kwargs: Any
-            ) -> Tensor:
-                count = _part[0].members
-                if self._better_in_turn(args, kwargs):
-                    return self._in_turn(args, kwargs, _part, _first)
-                return gather(self.rows(args, kwargs, _part, "repeat", _first, True), count)
-
-            yield run
+    def _pass(
+        self, found: Replaced, draws: list[Draw], first: int, /, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        members = draws[0].members
+        if "" in self.stages and (members == 1 or self._better_in_turn(args, kwargs)):
+            return self._in_turn(found, args, kwargs, draws, first)
+        return gather(self.rows(args, kwargs, draws, "repeat", first, True, found), members)
 
     def _in_turn(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], draws: list[Draw], first: int
+        self,
+        found: Replaced,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        draws: list[Draw],
+        first: int,
     ) -> Tensor:
         """Each member through the whole network by itself, with inputs of its own."""
         batch, outputs = batch_size(args, kwargs), []
         for i in range(draws[0].members):
             own_args, own_kwargs = copied((args, kwargs), batch)
             one = take(draws, i, 1)
-            outputs.append(self.rows(own_args, own_kwargs, one, "repeat", first + i))
+            outputs.append(self.rows(own_args, own_kwargs, one, "repeat", first + i, found=found))
         return torch.stack(outputs)
 
     def _better_in_turn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -206,8 +225,6 @@ class FastWeightEnsemble(Model):
 
         Where a part of the network is shared by the members, it is asked behind that part.
         """
-        if "" not in self.stages:
-            return False
         return fills_device(batched((args, kwargs), batch_size(args, kwargs)), FULL)
 
     def loss(self, x: Any, y: Tensor) -> Terms:
@@ -255,3 +272,9 @@ class FastWeightEnsemble(Model):
         known = {id(parameter) for parameter in fast}
         slow = [parameter for parameter in self.parameters() if id(parameter) not in known]
         return two_groups(slow, fast, weight_decay, lr, self.fast_lr)
+
+
+def _may_hold(module: nn.Module) -> bool:
+    return not isinstance(
+        module, Factors
+    )  # most modules are theirs, and no layer of the network is

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from lpbnn.losses import Task, at_least_float32, nll, split_gaussian
 
 if TYPE_CHECKING:
-    from lpbnn.predict import Prediction
+    from lpbnn.prediction import Prediction
 
 Terms = dict[str, Tensor]
 Pass = Callable[..., Tensor]
@@ -37,9 +37,10 @@ class Model(nn.Module):
     members: int = 1  # predictions that one pass gives
     stochastic: bool = True  # whether a second pass differs from the first
     in_rows: bool = True  # whether members go through the network together, as rows, or in turn
-    shared_part: bool = (
-        False  # whether one pass of all draws computes a part of the network only once
-    )
+    # Whether one pass of all draws computes a part of the network only once; whether a few members at a
+    # time compute nothing twice that all of them together would not.
+    shared_part: bool = False
+    nothing_shared: bool = False
 
     def __init__(
         self,
@@ -197,6 +198,23 @@ def at_least_one(name: str, value: Any) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < 1:
         raise ValueError(f"{name}={value!r}: expected an integer of at least 1.")
     return value.__index__()
+
+
+def walk(net: nn.Module, into: Callable[[nn.Module], bool] | None = None) -> Iterator[nn.Module]:
+    """``net.modules()``, in its order and several times as fast, for what is walked at every call.
+
+    Args:
+        into: which modules to look below of; all of them by default.
+    """
+    stack, seen = [net], set()
+    while stack:
+        module = stack.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        yield module
+        if module._modules and (into is None or into(module)):
+            stack += [child for child in reversed(module._modules.values()) if child is not None]
 
 
 def as_call(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

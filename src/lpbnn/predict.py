@@ -2,75 +2,18 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from lpbnn.losses import Task
 from lpbnn.members import is_batched
-from lpbnn.model import Model, as_call, at_least_one, batch_size
+from lpbnn.model import Model, as_call, at_least_one, batch_size, walk
+from lpbnn.prediction import Prediction, Strips, merge
 
-# Outputs that are made probabilities together: 16 MiB of them, more than any batch of labels has.
-AT_ONCE = 2**22
 # Members behind a shared part that one pass of it serves: their outputs are all there at its end.
 TOGETHER = 16
-
-
-@dataclass(frozen=True, repr=False)
-class Prediction:
-    r"""The answer and its uncertainty, example by example (pixel by pixel for segmentation).
-
-    Classification: ``probs`` is the mean over the S members; total = H(mean p),
-    aleatoric = mean H(p), epistemic = their difference, the mutual information (nats).
-    Regression: ``mean``; aleatoric = mean variance, epistemic = variance of the means, total = sum.
-    """
-
-    task: Task
-    average: Tensor  # mean probabilities (B, C, ...), or mean of the means (B, K)
-    aleatoric: Tensor
-    epistemic: Tensor
-    members: Tensor | None  # (S, B, C, ...) probabilities, or (S, B, K) means; None if not kept
-    member_variances: Tensor | None = None  # regression only
-    strangeness: Tensor | None = None  # the method's own uncertainty (B, ...), mean over members
-
-    def __repr__(self) -> str:
-        kept = "not kept" if self.members is None else len(self.members)
-        shape = tuple(self.average.shape)
-        return f"Prediction({self.task}, average of shape {shape}, members: {kept})"
-
-    @property
-    def total(self) -> Tensor:
-        return self.aleatoric + self.epistemic
-
-    @property
-    def probs(self) -> Tensor:
-        self._needs_classes("probs", "mean")
-        return self.average
-
-    @property
-    def labels(self) -> Tensor:
-        """The most probable class, (B, ...)."""
-        self._needs_classes("labels", "mean")
-        return self.average.argmax(1)
-
-    @property
-    def confidence(self) -> Tensor:
-        """The probability of the label, (B, ...)."""
-        self._needs_classes("confidence", "total")
-        return self.average.amax(1)
-
-    @property
-    def mean(self) -> Tensor:
-        if self.task != "regression":
-            raise AttributeError(f"a {self.task} prediction has no mean; use probs.")
-        return self.average
-
-    def _needs_classes(self, name: str, instead: str) -> None:
-        if self.task == "regression":
-            raise AttributeError(f"a regression prediction has no {name}; use {instead}.")
 
 
 def predict(
@@ -117,96 +60,16 @@ def predict(
     batch = batch_size(args, kwargs)
     width, step = _portions(batch, model, samples, chunk)
     step = _unmistakable(step, batch, (args, kwargs))
-    sums: list[_Sums] = []
+    sums: list[Strips] = []
     with evaluating(model), seeded(seed, generator, model), torch.no_grad():
         for run in model.passes(samples, width):
             for index, start in enumerate(range(0, batch, step)):
                 part_args, part_kwargs = _part((args, kwargs), batch, slice(start, start + step))
                 if index == len(sums):
-                    sums.append(_Sums(model.task, keep_members))
+                    sums.append(Strips(model.task, keep_members))
                 # The outputs are gone before the next pass makes its own.
-                sums[index].add_all(model, run(*part_args, **part_kwargs))
-    return _merge([part.finish() for part in sums])
-
-
-def entropy(probs: Tensor, dim: int = 1) -> Tensor:
-    r"""H(p) = -sum_c p_c log p_c in nats, with 0 log 0 = 0.
-
-    Example:
-        >>> round(entropy(torch.tensor([[0.5, 0.5]])).item(), 4)
-        0.6931
-    """
-    return torch.special.entr(probs).sum(dim)
-
-
-class _Sums:
-    """Running sums over members; the members themselves only where they are to be kept."""
-
-    def __init__(self, task: Task, keep: bool) -> None:
-        self.task: Task = task
-        self.kept: list[Tensor] | None = [] if keep else None
-        self.kept_variances: list[Tensor] = []
-        self.count = 0
-        self.mean = self.within = self.between = torch.zeros(())
-        self.strangeness: Tensor | None = None  # a sum until it is finished
-
-    def add_all(self, model: Model, outputs: Tensor) -> None:
-        """Outputs (s, b, ...) of members, made probabilities a few members at a time."""
-        # Those of every member for every pixel of a street scene would be most of the memory.
-        few = max(1, AT_ONCE // max(1, outputs[0].numel()))
-        for part in outputs.split(few):
-            self.add(*model.likelihood(part), model.strangeness(part))
-
-    def add(self, values: Tensor, variances: Tensor | None, strangeness: Tensor | None) -> None:
-        """Values (s, b, ...): Welford's update, so that a large mean does not drown the variance."""
-        if strangeness is not None:
-            sum_ = strangeness.sum(0)
-            self.strangeness = sum_ if self.strangeness is None else self.strangeness + sum_
-        for i, value in enumerate(values):
-            self.count += 1
-            within = entropy(value) if variances is None else variances[i]
-            if self.count == 1:
-                self.mean, self.within = value.clone(), within.clone()
-                self.between = torch.zeros((), dtype=value.dtype, device=value.device)
-                continue
-            delta = value - self.mean
-            self.mean = self.mean.add_(delta, alpha=1 / self.count)
-            self.within = self.within.add_((within - self.within), alpha=1 / self.count)
-            if variances is not None:
-                self.between = self.between + delta * (value - self.mean)
-        if self.kept is not None:
-            self.kept.append(values)
-            if variances is not None:
-                self.kept_variances.append(variances)
-
-    def finish(self) -> Prediction:
-        if self.task == "regression":
-            epistemic = (self.between / self.count).expand_as(self.mean)
-        else:
-            epistemic = (entropy(self.mean) - self.within).clamp_min(0)  # rounding alone goes below
-        members = torch.cat(self.kept) if self.kept is not None else None
-        variances = torch.cat(self.kept_variances) if self.kept_variances else None
-        own = None if self.strangeness is None else self.strangeness / self.count
-        return Prediction(self.task, self.mean, self.within, epistemic, members, variances, own)
-
-
-def _merge(parts: list[Prediction]) -> Prediction:
-    if len(parts) == 1:
-        return parts[0]
-
-    def joined(name: str, dim: int) -> Tensor | None:
-        values = [getattr(part, name) for part in parts]
-        return None if values[0] is None else torch.cat(values, dim)
-
-    return Prediction(
-        parts[0].task,
-        torch.cat([part.average for part in parts]),
-        torch.cat([part.aleatoric for part in parts]),
-        torch.cat([part.epistemic for part in parts]),
-        joined("members", 1),
-        joined("member_variances", 1),
-        joined("strangeness", 0),
-    )
+                sums[index].add(model, run(*part_args, **part_kwargs))
+    return merge([part.finish() for part in sums])
 
 
 def _portions(batch: int, model: Model, samples: int, chunk: int | None) -> tuple[int, int]:
@@ -219,6 +82,8 @@ def _portions(batch: int, model: Model, samples: int, chunk: int | None) -> tupl
         return members, min(chunk, batch)
     if batch * members <= chunk:  # room for several draws at once
         return min(members * samples, chunk // (batch * members) * members), batch
+    if model.nothing_shared:  # few members with all examples: each is nearer to a plain network
+        return max(1, chunk // batch), min(batch, chunk)
     width = min(members, chunk)
     return width, max(1, chunk // width)
 
@@ -249,7 +114,10 @@ def _part(call: Any, batch: int, rows: slice) -> Any:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
+    modes = [(module, module.training) for module in walk(model)]
+    if not any(mode for _, mode in modes):
+        yield  # as it is between most predictions: setting flags is slow
+        return
     model.eval()
     try:
         yield
