@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -86,6 +87,54 @@ class Again(nn.Module):
         return self(x, times - 1) if times else x
 
 
+class Doors(nn.Module):
+    """Two stages; the second gets what the first gave and what no stage has seen, and changes both."""
+
+    spread_at = ("wide", "last")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.wide, self.last = nn.Linear(5, 6), nn.Linear(6, 6), Joining()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        wide = torch.tanh(self.wide(x))
+        out = self.last(x, {"wide": [wide], "table": None, "scale": 2.0})["out"]
+        return out + wide  # as the second stage left it
+
+
+class Joining(nn.Module):
+    in_turn = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor, more: dict[str, Any]) -> dict[str, torch.Tensor]:
+        (wide,) = more["wide"]
+        out = self.a(x) + self.b(wide) * more["scale"]
+        if more["table"] is not None:
+            out = out + more["table"].mean(0)
+        x.add_(1)
+        wide.mul_(0.5).add_(x)
+        return {"out": out}
+
+
+class Table(Doors):
+    """The stage that spreads the batch is given a table with as many rows as there will be."""
+
+    spread_at = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Identity()
+        self.register_buffer("table", torch.randn(12, 6))  # four examples, three members
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return self.last(x, {"wide": [x.clone()], "table": self.table, "scale": 2.0})["out"]
+
+
 def doubled(net: nn.Module, when: str) -> nn.Module:
     if when == "before":
         net.decoder.register_forward_pre_hook(
@@ -102,6 +151,9 @@ ODD: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], object]] = {
     "leaves a tensor behind": (Leaving, (3, 5, 5), "decoder"),
     "a part of another": (Tied, (5,), ["block", "head"]),
     "calls itself": (Itself, (5,), "stage"),
+    "two doors": (Doors, (5,), ["wide", "last.*"]),
+    "two doors, one converted": (Doors, (5,), "wide"),
+    "a table by chance": (Table, (5,), "last.*"),
     "hooks before": (lambda: doubled(EncoderDecoder(), "before"), (3, 5, 5), "decoder"),
     "hooks after": (lambda: doubled(EncoderDecoder(), "after"), (3, 5, 5), "decoder"),
 }
@@ -126,3 +178,50 @@ def test_odd_stages_give_what_the_whole_network_gives(
         found.append(lpbnn.predict(model, x, samples=samples, seed=2).members)
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-13)
     assert torch.equal(x, given)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4])
+@pytest.mark.parametrize("samples", [1, 3])
+def test_a_second_stage_gives_each_member_its_own_rows(
+    batch: int, samples: int, in_turn: Callable[[bool], None]
+) -> None:
+    net, x = Doors().double(), torch.randn(batch, 5).double()
+    model = lpbnn.build(net, "lpbnn", members=3, num_data=9, include=["wide", "last.*"]).double()
+    assert model.stages == ["wide", "last"]
+    assert model.shared_part
+    seen: list[list[int]] = []
+    forward = net.last.forward
+
+    def counted(x: torch.Tensor, more: dict[str, Any]) -> object:
+        seen.append([len(x), len(more["wide"][0])])
+        return forward(x, more)
+
+    net.last.forward = counted
+    in_turn(True)
+    turns = lpbnn.predict(model, x, samples=samples, seed=1).members
+    assert seen == [[batch, batch]] * 3 * samples
+    seen.clear()
+    in_turn(False)
+    together = lpbnn.predict(model, x, samples=samples, seed=1).members
+    assert seen == [[3 * batch, 3 * batch]] * samples  # those of one draw
+    torch.testing.assert_close(turns, together, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("rows", [6, 7])
+def test_an_input_that_could_be_taken_for_members_keeps_them_together(
+    rows: int, in_turn: Callable[[bool], None]
+) -> None:
+    class Given(Doors):
+        def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            wide = torch.tanh(self.wide(x))
+            return self.last(x, {"wide": [wide], "table": table, "scale": 2.0})["out"]
+
+    in_turn(True)
+    net = Given().double()
+    x, table = torch.randn(2, 5).double(), torch.randn(rows, 6).double()
+    model = lpbnn.build(net, "batchensemble", members=3, include=["wide", "last.*"]).double()
+    found = lpbnn.predict(model, (x, table)).members
+    model.stages = [""]
+    expected = lpbnn.predict(model, (x, table)).members
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)

@@ -78,6 +78,21 @@ def test_a_tensor_around_the_stage_is_explained() -> None:
     assert model(torch.randn(3, 4)).shape == (4, 3, 4)
 
 
+@pytest.mark.parametrize("names", ["decoder", ("encoder", "decodr"), 3])
+def test_parts_that_a_module_names_must_exist(names: object) -> None:
+    net = EncoderDecoder()
+    net.spread_at = names
+    with pytest.raises(ValueError, match="EncoderDecoder has spread_at = .*expected the names of"):
+        lpbnn.build(net, "batchensemble", include="decoder")
+
+
+def test_parts_that_leave_out_a_converted_layer_are_not_taken() -> None:
+    net = EncoderDecoder()
+    net.decoder.spread_at = ("count", "mix")
+    model = lpbnn.build(net, "batchensemble", include="decoder.*")
+    assert model.stages == ["decoder"]
+
+
 def test_spread_at_must_exist() -> None:
     with pytest.raises(ValueError, match="spread_at='decodr' is no module"):
         lpbnn.build(EncoderDecoder(), "batchensemble", spread_at="decodr")

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from lpbnn.layers import SUPPORTED, Draw, FastWeight, take
 from lpbnn.members import BatchMode, batched, copied, is_batched, spread_tree
@@ -15,10 +15,13 @@ from lpbnn.norms import MemberNorm
 UNCONVERTED = (*SUPPORTED, nn.RNNBase, nn.MultiheadAttention)  # what is worth running only once
 # Numbers in a batch that keep a device busy without a second member beside them.
 FULL = {"cpu": 2**16, "cuda": 2**19}
-# The same behind a shared part, without a compiler: a decoder is tens of small calls for each member, and
-# the host must start them faster than the GPU is done with them (docs/cost.md).
-FULL_STAGE = {"cpu": 2**16, "cuda": 2**25}
+# The same behind a shared part, without a compiler: a stage is many small calls for each member, and the
+# host must start them faster than the GPU is done with them (docs/cost.md). DeepLab's fine map of one frame
+# of 1280x720 has 15 M numbers: its members go together, and in turn from two frames on.
+FULL_STAGE = {"cpu": 2**16, "cuda": 2**24}
 UNROLLED = 8  # a compiler writes out every member's turn: no more of them than this
+
+_set = object.__setattr__  # what is no parameter need not go through nn.Module's own, which is slow
 
 Plan = tuple[int, int, BatchMode]  # batch, members, and how the one is spread over the other
 
@@ -43,17 +46,18 @@ class Cast:
     def choose(self, draws: Sequence[Draw], rows: int, start: int = 0) -> None:
         """Until others are chosen, every call is for ``draws``: those of the pass from ``start`` on."""
         for layer, draw in zip(self.layers, draws, strict=True):
-            layer._held, layer._rows = draw, rows
-        count = draws[0].members
-        ids = [(self.first + start + i) % self.members for i in range(count)]
+            _set(layer, "_held", draw)
+            _set(layer, "_rows", rows)
+        ids = [(self.first + start + i) % self.members for i in range(draws[0].members)]
         for norm in self.norms:
-            norm._held = ids
+            _set(norm, "_held", ids)
 
     def release(self) -> None:
         for layer in self.layers:
-            layer._held, layer._rows = None, 0
+            _set(layer, "_held", None)
+            _set(layer, "_rows", 0)
         for norm in self.norms:
-            norm._held = None
+            _set(norm, "_held", None)
 
 
 class SpreadAt:
@@ -84,12 +88,15 @@ class SpreadInTurn(SpreadAt):
     joined as rows behind the stage.
 
     A stage allows it with an attribute ``in_turn = True``. That is a promise: it returns a row for each
-    row that it is given, in every tensor, and leaves nothing behind that anybody reads.
+    row that it is given, in every tensor, and leaves nothing behind that anybody reads. Where an earlier
+    stage has spread the batch, what has a row for each member and example is taken for its work: members
+    are given their own rows of it.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.cast: Cast | None = None  # of a pass that allows it
+        self._begun = False  # whether a stage of this pass has spread the batch
         self._turn: _Turn | None = None  # of the last members, in the stage's own call
 
     def add_to(self, module: nn.Module) -> None:
@@ -98,18 +105,21 @@ class SpreadInTurn(SpreadAt):
 
     def end(self) -> None:
         super().end()
-        self.cast = self._turn = None
+        self.cast, self._begun, self._turn = None, False, None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         if self._turn is not None:
             self._turn.depth += module is self._turn.module  # a stage that calls itself
             return None
-        if self.plan is not None and self.cast is not None and goes_in_turn(module):
-            batch, members, _ = self.plan
-            examples = batched((args, kwargs), batch)
+        if self.plan is None:
+            return None
+        batch, members, _ = self.plan
+        examples = batched((args, kwargs), batch)
+        if examples and self.cast is not None and goes_in_turn(module):
             few = _at_a_time(examples, members, self.cast.members)
-            if examples and few < members:
+            if few < members:
                 return self._in_turn(module, args, kwargs, self.plan, self.cast, few)
+        self._begun = self._begun or bool(examples)
         return super().__call__(module, args, kwargs)
 
     def _in_turn(
@@ -118,11 +128,20 @@ class SpreadInTurn(SpreadAt):
         """All members but the last few, and what these are called with."""
         batch, members, _ = plan
         self.plan = None  # a stage within the stage has rows already
+        rows = batch * members if self._begun else None  # of what is spread already
+        self._begun = True
 
         def turn(start: int) -> tuple[Any, Any]:
             part = take(cast.draws, start, few)
-            cast.choose(part, batch * part[0].members, start)
-            return copied((args, kwargs), batch, part[0].members)
+            count = part[0].members
+            cast.choose(part, batch * count, start)
+            own = slice(batch * start, batch * (start + count))
+
+            def mine(x: Tensor) -> Tensor:
+                # A view: a stage that changes it changes the caller's rows, as it would with all members.
+                return x[own] if rows is not None and is_batched(x, rows) else x
+
+            return tree_map_only(Tensor, mine, copied((args, kwargs), batch, count))
 
         *earlier, last = range(0, members, few)
         outputs: list[Any] = []
@@ -194,16 +213,38 @@ def find_stages(net: nn.Module) -> list[str]:
 
     Where that is the network itself and part of it is unconverted, its children that hold converted
     layers: the first of them to be called spreads the batch, and what runs before it is shared.
+
+    A module may name parts of itself instead, ``spread_at = ("first", "second")``, in the order of their
+    calls. That is a promise, too: whatever of the batch meets a member's work, meets it inside of one.
     """
     if not _has_unconverted(net):
         return [""]
     path, module = "", net
     while not isinstance(module, FastWeight):
+        if named := _named(path, module):
+            return named
         children = _holders(path, module)
         if len(children) > 1:
             return [path] if path and _is_called(module) else _called(children)
         path, module = children[0]
     return [path]
+
+
+def _named(path: str, module: nn.Module) -> list[str]:
+    """The parts that a module names, from the first with a converted layer on; none that do not fit."""
+    names = getattr(module, "spread_at", ())
+    try:
+        layers = [_converted(module.get_submodule(name)) for name in names]
+    except (TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{type(module).__name__} has spread_at = {names!r}; expected the names of modules of its own, "
+            "in the order of their calls. Fix: spread_at = ('first', 'second')."
+        ) from error
+    if _converted(module) != set().union(*layers):
+        return []  # members begin outside of them, too
+    first = next(i for i, part in enumerate(layers) if part)
+    named = [f"{path}.{name}" if path else name for name in names[first:]]
+    return named if len(named) > 1 else []  # of one, there may be a smaller part
 
 
 def check_stage(net: nn.Module, stage: str | None) -> None:
@@ -239,8 +280,12 @@ def _holders(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
     return [
         (f"{path}.{name}" if path else name, child)
         for name, child in module.named_children()
-        if any(isinstance(inner, FastWeight) for inner in child.modules())
+        if _converted(child)
     ]
+
+
+def _converted(module: nn.Module) -> set[nn.Module]:
+    return {inner for inner in module.modules() if isinstance(inner, FastWeight)}
 
 
 def _is_called(module: nn.Module) -> bool:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lpbnn import backbones, methods
-from lpbnn.backbones.deeplab import ASPP, DeepLab, Encoder, StandardisedConv2d, Style
+from lpbnn.backbones._decoder import ASPP, StandardisedConv2d, Style
+from lpbnn.backbones.deeplab import DeepLab, Encoder
 from lpbnn.backbones.resnet import DEPTHS, Trunk
 from lpbnn.engine.config import RunConfig
 from lpbnn.engine.options import with_options
@@ -150,12 +151,12 @@ def test_aspp_is_the_formula() -> None:
 def test_the_decoder_joins_48_channels_and_the_output_is_bilinear() -> None:
     net, x = settle(make().double()), pictures(50, 37).double()
     assert isinstance(net, DeepLab)
-    decoder = net.decoder
+    aspp, refine = net.decoder.aspp, net.decoder.refine
     fine, deep = net.encoder(x)
-    skip = decoder.skip(fine)
+    skip = refine.skip(fine)
     assert skip.shape == (2, 48, 13, 10)
-    up = F.interpolate(decoder.aspp(deep), size=(13, 10), mode="bilinear", align_corners=False)
-    logits = decoder.head(decoder.fuse2(decoder.fuse1(torch.cat([up, skip], 1))))
+    up = F.interpolate(aspp(deep), size=(13, 10), mode="bilinear", align_corners=False)
+    logits = refine.head(refine.fuse2(refine.fuse1(torch.cat([up, skip], 1))))
     expected = F.interpolate(logits, size=(50, 37), mode="bilinear", align_corners=False)
     torch.testing.assert_close(net(x), expected)
 
@@ -179,7 +180,7 @@ def test_group_norm_and_standardised_weights_are_the_decoders_alone() -> None:
     standardised = {p for p, m in net.named_modules() if isinstance(m, StandardisedConv2d)}
     assert standardised == {path.replace(".norm", ".conv") for path in group}
     others = {p for p in convolutions(net.decoder) if f"decoder.{p}" not in standardised}
-    assert others == {"head", "aspp.pooled"}  # no norm behind them: they keep a scale
+    assert others == {"refine.head", "aspp.pooled"}  # no norm behind them: they keep a scale
 
 
 def test_weight_standardisation_is_the_formula() -> None:
@@ -249,7 +250,7 @@ def test_dropout_is_the_decoders_and_only_where_it_drops() -> None:
     assert not [m for m in make().modules() if isinstance(m, nn.Dropout)]
     net = make(dropout=0.3)
     drops = [(p, m.p) for p, m in net.named_modules() if isinstance(m, nn.Dropout)]
-    assert drops == [("decoder.drop1", 0.3), ("decoder.drop2", 0.3)]
+    assert drops == [("decoder.drop1", 0.3), ("decoder.refine.drop2", 0.3)]
     assert net.state_dict().keys() == make().state_dict().keys()
 
 
@@ -263,7 +264,7 @@ def test_the_command_lines_options_reach_the_network() -> None:
     assert str(net) == str(DeepLab(5, 3, 8, "1x1", True, "group", True, 0.1, 16, 4, depth=50))
     model = methods.build(net, task="segmentation", num_data=9, **config.method_options)
     assert isinstance(model, FastWeightEnsemble)
-    assert model.stages == ["decoder"]
+    assert model.stages == ["decoder.aspp", "decoder.refine"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 import lpbnn
 from lpbnn import backbones, methods
-from lpbnn.backbones.deeplab import DeepLab, StandardisedConv2d
+from lpbnn.backbones._decoder import StandardisedConv2d
+from lpbnn.backbones.deeplab import DeepLab
 from lpbnn.ensemble import FastWeightEnsemble
 from lpbnn.factors import PointFactors
 from lpbnn.layers import Draw, FastWeight, draw_layers
@@ -122,7 +123,7 @@ def test_the_decoder_is_converted_whole_and_the_encoder_not_at_all(
     assert {layer.path for layer in model.layers} == {
         path for path in expected if path.startswith("decoder.")
     }
-    assert model.stages == ["decoder"]
+    assert model.stages == ["decoder.aspp", "decoder.refine"]
     assert str(net.encoder) == str(encoder)
 
 
@@ -245,7 +246,7 @@ def test_batch_norms_of_the_members_take_slices_of_one() -> None:
 
 def test_mc_dropout_keeps_to_the_decoder_where_the_network_has_its_own() -> None:
     model: Any = build("mcdropout", network(dropout=0.2))
-    assert model.conversion.converted == ("decoder.drop1", "decoder.drop2")
+    assert model.conversion.converted == ("decoder.drop1", "decoder.refine.drop2")
     assert model.stage == "decoder"
 
 

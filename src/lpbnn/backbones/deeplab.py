@@ -4,7 +4,8 @@ Two parts, ``encoder`` and ``decoder``; the second holds everything that is trai
 the skip of 48 channels, two 3x3 convolutions, the last layer). So the paper's variants are options:
 
 - LP-BNN: ``lpbnn.build(net, "lpbnn", include="decoder.*", task="segmentation", ...)``. The batch becomes
-  members where the decoder begins: the encoder runs once per picture;
+  members where the decoder begins: the encoder runs once per picture, ASPP for all members together, and
+  what works on large maps (``decoder.refine``) member by member where that is cheaper (``lpbnn.stages``);
 - LP-BNN+GN: the same with ``norm="group", standardise=True`` for the network, which puts group norm in
   the place of the decoder's batch norm and standardises the weights of its convolutions
   (Qiao et al., 2019), :math:`\hat W = (W - \bar W) / \sigma_W` over the inputs of every output channel.
@@ -19,90 +20,25 @@ in this folder), and ``net.loaded`` then says what matched. Weights of the origi
 ``stride_in="1x1"``. Where ``output_stride`` leaves out strides, kernels are dilated (see ``resnet``).
 """
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lpbnn.backbones import Entry
-from lpbnn.backbones._parts import conv, initialise
-from lpbnn.backbones._parts import dropout as dropout_slot
+from lpbnn.backbones._decoder import GROUP, Decoder, Norm, Style, resize
+from lpbnn.backbones._parts import initialise
 from lpbnn.backbones.pretrained import Loaded, load_weights
 from lpbnn.backbones.resnet import DEPTHS, Bottleneck, StrideIn, Trunk
-from lpbnn.losses import at_least_float32
-
-Norm = Literal["batch", "group"]
 
 _DILATED = {8: 2, 16: 1}  # output stride: how many of the encoder's stages are dilated
 _RATES = (6, 12, 18)  # of ASPP at output stride 16; twice as large where the map is twice as fine
-_SKIP = 48  # channels of the encoder's fine map that the decoder sees
-_GROUP = 8  # channels in a group of group norm: 32 groups of 256
-
-
-class StandardisedConv2d(nn.Conv2d):
-    """A convolution that computes with its weight standardised: mean 0, variance 1 per output.
-
-    >>> layer = StandardisedConv2d(3, 4, 3)
-    >>> layer.standardised().var((1, 2, 3), correction=0).detach()
-    tensor([1.0000, 1.0000, 1.0000, 1.0000])
-    """
-
-    def standardised(self) -> Tensor:
-        """The weight that it computes with."""
-        weight = at_least_float32(self.weight)
-        variance, mean = torch.var_mean(weight, (1, 2, 3), correction=0, keepdim=True)
-        return ((weight - mean) * torch.rsqrt(variance + 1e-10)).to(self.weight.dtype)
-
-    def forward(self, input: Tensor) -> Tensor:
-        return self._conv_forward(input, self.standardised(), self.bias)
-
-
-@dataclass(frozen=True)
-class Style:
-    """How the decoder's convolutions are made."""
-
-    norm: Norm = "batch"
-    standardise: bool = False
-    separable: bool = False
-
-    def __post_init__(self) -> None:
-        if self.norm not in ("batch", "group"):
-            raise ValueError(f"deeplab: norm is {self.norm!r}; expected 'batch' or 'group'")
-        for name in ("standardise", "separable"):
-            value: Any = getattr(self, name)
-            if not isinstance(value, bool):
-                raise ValueError(f"deeplab: {name} is {value!r}; expected True or False")
-
-    def unit(self, inputs: int, outputs: int, kernel: int = 1, dilation: int = 1) -> nn.Sequential:
-        """Convolution, norm, ReLU; a separable one filters every channel first, then mixes them.
-
-        >>> unit = Style(norm="group", separable=True).unit(16, 32, 3, dilation=6)
-        >>> [type(layer).__name__ for layer in unit]
-        ['Conv2d', 'Conv2d', 'GroupNorm', 'ReLU']
-        """
-        unit = nn.Sequential()
-        if self.separable and kernel > 1:
-            depthwise = conv(inputs, inputs, kernel, dilation=dilation, groups=inputs)
-            nn.init.normal_(depthwise.weight, std=1 / kernel)  # keeps the variance
-            unit.add_module("depthwise", depthwise)
-            kernel = dilation = 1
-        kind = StandardisedConv2d if self.standardise else nn.Conv2d
-        padding = kernel // 2 * dilation
-        mix = kind(inputs, outputs, kernel, padding=padding, dilation=dilation, bias=False)
-        initialise(mix)
-        group = self.norm == "group"
-        norm = nn.GroupNorm(outputs // _GROUP, outputs) if group else nn.BatchNorm2d(outputs)
-        for name, layer in (("conv", mix), ("norm", norm), ("relu", nn.ReLU())):
-            unit.add_module(name, layer)
-        return unit
 
 
 class Encoder(Trunk):
     """A residual network without its head: gives the map of the first stage and that of the last.
 
+    >>> import torch
     >>> maps = Encoder(depth=18, width=8)(torch.zeros(1, 3, 64, 96))
     >>> [tuple(y.shape[1:]) for y in maps]
     [(8, 16, 24), (64, 4, 6)]
@@ -133,70 +69,6 @@ class Encoder(Trunk):
         return fine, deep
 
 
-class ASPP(nn.Module):
-    """Atrous spatial pyramid pooling: five views of one map at different scales, joined.
-
-    >>> aspp = ASPP(16, 8, (6, 12, 18), Style())
-    >>> aspp(torch.zeros(2, 16, 5, 4)).shape
-    torch.Size([2, 8, 5, 4])
-    """
-
-    def __init__(self, inputs: int, outputs: int, rates: tuple[int, ...], style: Style) -> None:
-        super().__init__()
-        views = [style.unit(inputs, outputs)]
-        views += [style.unit(inputs, outputs, 3, rate) for rate in rates]
-        self.views = nn.ModuleList(views)
-        self.pooled = nn.Conv2d(inputs, outputs, 1)
-        nn.init.kaiming_normal_(self.pooled.weight, nonlinearity="relu")
-        nn.init.zeros_(self.pooled.bias)  # type: ignore[arg-type]
-        self.project = style.unit((len(views) + 1) * outputs, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(batch, inputs, H, W) -> (batch, outputs, H, W)."""
-        views = [view(x) for view in self.views]
-        pooled = F.relu(self.pooled(x.mean((2, 3), keepdim=True)))
-        return self.project(torch.cat([*views, pooled.expand_as(views[0])], 1))
-
-
-class Decoder(nn.Module):
-    """From the encoder's two maps to logits on the grid of the finer one.
-
-    >>> decoder = Decoder(8, 64, 5, rates=(6, 12, 18), channels=16)
-    >>> decoder(torch.zeros(2, 8, 12, 9), torch.zeros(2, 64, 3, 3)).shape
-    torch.Size([2, 5, 12, 9])
-    """
-
-    in_turn = True  # its members may be computed one by one (lpbnn.stages)
-
-    def __init__(
-        self,
-        fine_channels: int,
-        deep_channels: int,
-        num_outputs: int,
-        *,
-        rates: tuple[int, ...],
-        channels: int = 256,
-        dropout: float = 0.0,
-        style: Style | None = None,
-    ) -> None:
-        super().__init__()
-        style = style or Style()
-        self.aspp = ASPP(deep_channels, channels, rates, style)
-        self.drop1 = dropout_slot(dropout)
-        self.skip = style.unit(fine_channels, _SKIP)
-        self.fuse1 = style.unit(channels + _SKIP, channels, 3)
-        self.fuse2 = style.unit(channels, channels, 3)
-        self.drop2 = dropout_slot(dropout)
-        self.head = nn.Conv2d(channels, num_outputs, 1)
-        nn.init.zeros_(self.head.bias)  # type: ignore[arg-type]
-
-    def forward(self, fine: Tensor, deep: Tensor) -> Tensor:
-        """(batch, fine_channels, h, w) and the deep map -> (batch, num_outputs, h, w)."""
-        x = torch.cat([_resize(self.drop1(self.aspp(deep)), fine.shape[-2:]), self.skip(fine)], 1)
-        x = self.fuse1(x)  # no map has a name for longer than it is needed
-        return self.head(self.drop2(self.fuse2(x)))
-
-
 class DeepLab(nn.Module):
     """DeepLabv3+; the outputs have the height and width of the input.
 
@@ -212,6 +84,7 @@ class DeepLab(nn.Module):
         width: of the encoder's stem; published weights have 64.
         pretrained: a file with the encoder's weights.
 
+    >>> import torch
     >>> net = DeepLab(11, depth=18, width=8, channels=16)
     >>> net(torch.zeros(2, 3, 45, 33)).shape
     torch.Size([2, 11, 45, 33])
@@ -236,8 +109,8 @@ class DeepLab(nn.Module):
         depth: int = 50,
     ) -> None:
         super().__init__()
-        if not isinstance(channels, int) or channels < _GROUP or channels % _GROUP:
-            raise ValueError(f"deeplab: channels is {channels!r}; expected a multiple of {_GROUP}")
+        if not isinstance(channels, int) or channels < GROUP or channels % GROUP:
+            raise ValueError(f"deeplab: channels is {channels!r}; expected a multiple of {GROUP}")
         self.output_stride = output_stride
         self.encoder = Encoder(in_channels, output_stride, stride_in, depth=depth, width=width)
         self.decoder = Decoder(
@@ -265,11 +138,7 @@ class DeepLab(nn.Module):
                 f"with height and width of at least {self.output_stride}, the output stride. Fix: "
                 f"{'enlarge the pictures' if x.dim() == 4 else 'give a batch'}{finer}."
             )
-        return _resize(self.decoder(*self.encoder(x)), size)
-
-
-def _resize(x: Tensor, size: tuple[int, ...]) -> Tensor:
-    return F.interpolate(x, size=size, mode="bilinear", align_corners=False)
+        return resize(self.decoder(*self.encoder(x)), size)
 
 
 NETS = {
