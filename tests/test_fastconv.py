@@ -1,4 +1,4 @@
-"""The convolution with member factors: the gradients of its definition, from one kept activation."""
+"""The convolution with member factors: the gradients of its definition, from what is kept anyway."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -72,7 +72,8 @@ def test_only_what_is_asked_for_is_computed(wanted: int) -> None:
     torch.testing.assert_close(ours, theirs)
 
 
-def test_one_activation_is_kept() -> None:
+def test_the_input_and_one_map_are_kept() -> None:
+    """The input as it is, which a ReLU before it keeps too, and what s multiplies; r * x is not."""
     layer = CONVOLUTIONS["plain"]().double()
     given = inputs(layer, by_row=False)
     how = geometry(layer)
@@ -84,12 +85,16 @@ def test_one_activation_is_kept() -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        member_convolution(*given, how)
-    assert sum(tensor.numel() >= given[0].numel() for tensor in kept) == 1
+        y = member_convolution(*given, how)
+    large = [tensor for tensor in kept if tensor.numel() >= given[0].numel()]
+    assert sorted(tensor.shape[-3] for tensor in large) == [4, 6]  # channels of the input, of y
+    assert any(tensor.data_ptr() == given[0].data_ptr() for tensor in large)
+    y.relu_()  # in place, as networks without batch norm have it
+    y.sum().backward()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_factors_of_zero_give_finite_gradients(dtype: torch.dtype) -> None:
+def test_factors_of_zero_have_gradients(dtype: torch.dtype) -> None:
     layer = CONVOLUTIONS["plain"]().to(dtype)
     x, weight, r, s = (t.detach().to(dtype) for t in inputs(layer, by_row=False))
     how = geometry(layer)
@@ -100,6 +105,7 @@ def test_factors_of_zero_give_finite_gradients(dtype: torch.dtype) -> None:
         member_convolution(x, weight, zero, s.requires_grad_(), how).sum(), (zero, s)
     )
     assert all(grad.isfinite().all() for grad in grads)
+    assert (grads[0][1] != 0).all()
 
 
 def test_a_row_may_come_in_windows() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
-from lpbnn.members import gather, per_row, row_weights, rows_needed, spread, spread_tree
+from lpbnn.members import gather, row_weights, rows_needed, spread, spread_tree, times
 
 batches, ensembles = st.integers(1, 17), st.integers(1, 6)
 
@@ -34,8 +34,10 @@ def test_split_feeds_every_member_and_counts_every_example_once(batch: int, memb
 @given(batches, ensembles)
 def test_factors_meet_the_rows_of_their_member(batch: int, members: int) -> None:
     factor = torch.arange(members, dtype=torch.float).view(members, 1)
-    member_of_row = per_row(factor, batch * members).expand(batch * members, 1)
+    member_of_row = times(torch.ones(batch * members, 1), factor)
     assert torch.equal(gather(member_of_row, members), factor.view(-1, 1, 1).expand(-1, batch, 1))
+    more = times(torch.ones(batch * members, 2, 1), factor, True, plus=factor)
+    assert torch.equal(more[:, 1], 2 * member_of_row)
 
 
 def test_split_is_free_when_it_divides() -> None:
@@ -49,6 +51,12 @@ def test_split_is_free_when_it_divides() -> None:
 def test_channels_last_survives() -> None:
     x = torch.randn(4, 3, 5, 5).to(memory_format=torch.channels_last)
     assert spread(x, 2).is_contiguous(memory_format=torch.channels_last)
+    for members in (1, 2, 4):
+        factor = torch.ones(members, 3, dtype=torch.float64)
+        assert times(x[:0], factor).shape == (0, 3, 5, 5)
+        for y in (times(x, factor), times(x, factor, plus=factor)):
+            assert y.is_contiguous(memory_format=torch.channels_last)
+            assert y.dtype == x.dtype
 
 
 def test_only_the_batch_is_spread() -> None:

@@ -135,7 +135,8 @@ class Autoencoders:
             self.decoder_bias = stack(layers, "decoder.bias")
             weight, bias = stack(layers, "encoder.weight"), stack(layers, "encoder.bias")
             scaled = (self.r - 1) / self.inputs**0.5
-            code = torch.baddbmm(bias.unsqueeze(1), scaled, weight.mT)
+            # The weight is the left factor: its gradient comes as the parameters lie, not transposed.
+            code = torch.baddbmm(bias.unsqueeze(2), weight, scaled.mT).mT
             self.mu, self.log_variance = code.chunk(2, dim=-1)
             self.sigma = (0.5 * self.log_variance).exp()
         self.center: Tensor | None = None  # r^ of the means, where a draw has had it computed

@@ -19,7 +19,8 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.nn.utils import parametrize
 
 from lpbnn.factors import Factors, draw_all
-from lpbnn.fastconv import Geometry, aligned, geometry, member_convolution
+from lpbnn.fastconv import Geometry, geometry, member_convolution
+from lpbnn.members import gather, times, vectors
 from lpbnn.wrapper import Wrapper
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -140,7 +141,10 @@ class FastWeight(Wrapper):
             return self._by_member_weights(x, draw, *args, **kwargs)
         if not args and not kwargs and (how := self._fast_geometry(x)) is not None:
             y = member_convolution(x, self.layer.weight, draw.r, draw.s, how)  # type: ignore[arg-type]
-            return y if draw.bias is None else y + aligned(draw.bias, y, False)
+            if draw.bias is None:
+                return y
+            rows = gather(y, members)
+            return (rows + vectors(draw.bias, rows)).flatten(0, 1)
         return self._by_scaled_activations(x, draw, *args, **kwargs)
 
     def _current_draw(self) -> Draw:
@@ -185,13 +189,9 @@ class FastWeight(Wrapper):
         return None if peek_interpreter_stack() is not None else geometry(self.layer)
 
     def _by_scaled_activations(self, x: Tensor, draw: Draw, *args: Any, **kwargs: Any) -> Tensor:
-        # An unbroken chain of views keeps channels_last.
         linear = isinstance(self.layer, nn.Linear)
-        y = self.layer(x * aligned(draw.r, x, linear), *args, **kwargs)
-        s = aligned(draw.s, y, linear)
-        if draw.bias is None:
-            return y * s
-        return torch.addcmul(aligned(draw.bias, y, linear), y, s)
+        y = self.layer(times(x, draw.r, linear), *args, **kwargs)
+        return times(y, draw.s, linear, draw.bias)
 
     def _by_member_weights(self, x: Tensor, draw: Draw, *args: Any, **kwargs: Any) -> Tensor:
         weights = member_weights(self.layer, draw)

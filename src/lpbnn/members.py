@@ -54,10 +54,41 @@ def gather(rows: Tensor, members: int) -> Tensor:
 
 def per_row(factor: Tensor, rows: int) -> Tensor:
     """One vector per member, (J, C), to one vector per row, (rows, C)."""
-    members = factor.shape[0]
-    if members == 1:  # broadcasting over the rows does the same and copies nothing
-        return factor
-    return factor.unsqueeze(1).expand(-1, rows // members, -1).flatten(0, 1)
+    return factor.unsqueeze(1).expand(-1, rows // factor.shape[0], -1).flatten(0, 1)
+
+
+def times(
+    x: Tensor, factor: Tensor, channels_last: bool = False, plus: Tensor | None = None
+) -> Tensor:
+    """Every row times its member's vector, ``factor`` (J or rows, C), plus another, in x's precision.
+
+    Channels are second, or last (Linear).
+
+    Example:
+        >>> times(torch.ones(4, 2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))[:, 0].tolist()
+        [1.0, 1.0, 3.0, 3.0]
+    """
+    if torch.compiler.is_compiling():
+        # A compiler fuses what is summed by row with its neighbours, what is summed by member less well.
+        factor = per_row(factor, x.shape[0])
+        plus = None if plus is None else per_row(plus, x.shape[0])
+        return _times(x, factor, plus, -1 if channels_last else 1)
+    rows = gather(x, factor.shape[0])
+    return _times(rows, factor, plus, -1 if channels_last else 2).flatten(0, 1)
+
+
+def _times(rows: Tensor, factor: Tensor, plus: Tensor | None, channels: int) -> Tensor:
+    scale = vectors(factor, rows, channels)
+    return (
+        rows * scale if plus is None else torch.addcmul(vectors(plus, rows, channels), rows, scale)
+    )
+
+
+def vectors(factor: Tensor, rows: Tensor, channels: int = 2) -> Tensor:
+    """(J, C) in the precision and for the shape of rows (J, ..., C, ...), whose ``channels`` are named."""
+    shape = [1] * rows.dim()
+    shape[0], shape[channels] = factor.shape
+    return factor.to(rows.dtype).view(shape)
 
 
 def row_weights(batch: int, members: int, mode: BatchMode, device: torch.device) -> Tensor | None:

@@ -125,6 +125,7 @@ def test_no_step_waits_for_the_device(
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+@pytest.mark.filterwarnings(r"ignore:\s*Online softmax is disabled")
 def test_compiled_sums_by_rows_are_the_uncompiled_ones() -> None:
     """Losses, gradients and statistics of a network whose batch norms a compiler sums by rows."""
     torch.manual_seed(0)

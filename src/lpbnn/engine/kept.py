@@ -2,7 +2,8 @@
 
 Members multiply everything that goes into a layer by r. Where plain convolutions share one map, each of a
 method's has its own r * x, and a compiler keeps them all beside x; sums of residual blocks are kept beside
-the s * y that they are made of. Both are one cheap kernel away from what is kept anyway.
+the s * y that they are made of. Both are one cheap kernel away from what is kept anyway. And within a pass
+a compiler writes down what it could compute on the way.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,6 +19,14 @@ LEAST = 1e-6  # of a memory budget: at 0 torch does not look at what must be kep
 # Torch keeps what is used in places far apart, or made by a long chain of sums: residual sums are both.
 SUMS_AGAIN = {"ban_recompute_used_far_apart": False, "ban_recompute_long_fusible_chains": False}
 
+# By default what reads more than a few tensors is written to memory before it is used. Of a batch norm by
+# rows with factors around it most of these are vectors, and what is written is whole maps (docs/cost.md).
+INLINED = {
+    "realize_reads_threshold": 16,
+    "realize_opcount_threshold": 120,
+    "realize_acc_reads_threshold": 32,
+}
+
 aten = torch.ops.aten
 LAYERS = (aten.convolution.default, aten.mm.default, aten.addmm.default, aten.bmm.default)
 VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
@@ -27,7 +36,8 @@ def compiled(function: Callable[..., Terms], memory_budget: float = 1.0) -> Call
     """``function``, compiled; its backward pass has ``memory_budget`` of the activations it would keep."""
     from torch._functorch import config
 
-    fast = torch.compile(function, options={"joint_custom_post_pass": _choice(memory_budget)})
+    options = {**INLINED, "joint_custom_post_pass": _choice(memory_budget)}
+    fast = torch.compile(function, options=options)
     # Forward and backward are parted when the first call is compiled: the settings are around the call.
     settings = {**SUMS_AGAIN, "activation_memory_budget": max(memory_budget, LEAST)}
     return config.patch(settings)(fast)
@@ -74,15 +84,14 @@ def spare_products(graph: fx.Graph) -> Iterator[fx.Node]:
     concatenation, say). Of several products of an x that can be made again, the first is kept for it.
     """
     backward = _after_gradients(graph)
-    seen: set[fx.Node] = set()
+    products: dict[fx.Node, list[fx.Node]] = {}
     for node in graph.nodes:
-        if node in backward or (x := _multiplied(node)) is None or x in seen:
-            continue
-        seen.add(x)
-        products = [user for user in x.users if _multiplied(user) is x and user not in backward]
-        needed = [p for p in products if any(user in backward for user in _readers(p))]
+        needed = node not in backward and any(user in backward for user in _readers(node))
+        if needed and (x := _multiplied(node)) is not None:
+            products.setdefault(x, []).append(node)
+    for x, of_it in products.items():
         kept_anyway = torch.Tag.pointwise not in getattr(x.target, "tags", ()) or _feeds_a_layer(x)
-        yield from needed if kept_anyway else needed[1:]
+        yield from of_it if kept_anyway else of_it[1:]
 
 
 def _multiplied(node: fx.Node) -> fx.Node | None:
@@ -91,7 +100,12 @@ def _multiplied(node: fx.Node) -> fx.Node | None:
         return None
     shape = node.meta["val"].shape
     factors = [a for a in node.args if isinstance(a, fx.Node) and a.meta["val"].shape == shape]
-    return factors[0] if factors else None
+    return _in_one_shape(factors[0]) if factors else None
+
+
+def _in_one_shape(x: fx.Node) -> fx.Node:
+    """The tensor that x is a view of: layers that share an input each have their own."""
+    return _in_one_shape(x.all_input_nodes[0]) if x.target in VIEWS else x
 
 
 def _feeds_a_layer(node: fx.Node) -> bool:
