@@ -8,6 +8,7 @@ from networks import ConvNet, ResNet, settle
 from torch import nn
 
 import lpbnn
+from lpbnn import norms
 from lpbnn.layers import FastWeight
 from lpbnn.norms import MemberNorm, RowNorm, by_rows
 
@@ -145,3 +146,25 @@ def test_batch_norms_of_the_members_part_sum_by_rows_until_undo() -> None:
     assert lpbnn.undo(model) is net
     assert not any(type(module) is RowNorm for module in net.modules())
     assert (list(net.state_dict()), repr(net)) == (keys, shown)
+
+
+class OnGpu(Tensor):
+    """A tensor that says it is on a GPU, as a batch norm asks."""
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return True
+
+
+@pytest.mark.parametrize(("shape", "by_row"), [((4, 3, 8, 8), True), ((4, 3, 64, 64), False)])
+def test_large_rows_are_left_to_torch(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], by_row: bool
+) -> None:
+    calls: list[Tensor] = []
+    monkeypatch.setattr(norms, "by_rows", lambda norm, x: calls.append(x) or x)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    norms.sum_by_rows(norm := nn.Sequential(nn.BatchNorm2d(3)))
+    norm.train()(torch.randn(shape).as_subclass(OnGpu))
+    assert bool(calls) is by_row
+    norm.eval()(torch.randn(shape).as_subclass(OnGpu))
+    assert len(calls) == by_row

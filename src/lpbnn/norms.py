@@ -10,6 +10,7 @@ from lpbnn.losses import at_least_float32
 from lpbnn.members import gather
 from lpbnn.wrapper import Wrapper
 
+IN_ONE_PASS = 2**11  # pixels of a row that a compiler sums in one piece
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -60,14 +61,16 @@ class RowNorm(nn.BatchNorm2d):
 
     There, the gradients of r and s are sums over the pixels of each row, and batch norm's own sums go over
     all rows. Two passes over the same map, unless batch norm sums by row first as well: then a compiler
-    makes one of them (docs/cost.md).
+    makes one of them (docs/cost.md). A row of more pixels than that is summed in parts, and nothing is
+    fused with the sums.
     """
 
     def forward(self, input: Tensor) -> Tensor:
         if not (torch.compiler.is_compiling() and self.training and input.is_cuda):
             return super().forward(input)
         usual = self.affine and self.track_running_stats and self.momentum is not None
-        fits = input.dim() == 4 and input.numel() > input.shape[1]  # else torch says what is wrong
+        several = input.dim() == 4 and input.numel() > input.shape[1]  # else torch says what is wrong
+        fits = several and input.shape[2] * input.shape[3] <= IN_ONE_PASS
         return by_rows(self, input) if usual and fits else super().forward(input)
 
     def _get_name(self) -> str:

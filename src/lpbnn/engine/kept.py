@@ -2,8 +2,7 @@
 
 Members multiply everything that goes into a layer by r. Where plain convolutions share one map, each of a
 method's has its own r * x, and a compiler keeps them all beside x; sums of residual blocks are kept beside
-the s * y that they are made of. Both are one cheap kernel away from what is kept anyway. And within a pass
-a compiler writes down what it could compute on the way.
+the s * y that they are made of. Both are one cheap kernel away from what is kept anyway.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,14 +18,6 @@ LEAST = 1e-6  # of a memory budget: at 0 torch does not look at what must be kep
 # Torch keeps what is used in places far apart, or made by a long chain of sums: residual sums are both.
 SUMS_AGAIN = {"ban_recompute_used_far_apart": False, "ban_recompute_long_fusible_chains": False}
 
-# By default what reads more than a few tensors is written to memory before it is used. Of a batch norm by
-# rows with factors around it most of these are vectors, and what is written is whole maps (docs/cost.md).
-INLINED = {
-    "realize_reads_threshold": 16,
-    "realize_opcount_threshold": 120,
-    "realize_acc_reads_threshold": 32,
-}
-
 aten = torch.ops.aten
 LAYERS = (aten.convolution.default, aten.mm.default, aten.addmm.default, aten.bmm.default)
 VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
@@ -36,8 +27,7 @@ def compiled(function: Callable[..., Terms], memory_budget: float = 1.0) -> Call
     """``function``, compiled; its backward pass has ``memory_budget`` of the activations it would keep."""
     from torch._functorch import config
 
-    options = {**INLINED, "joint_custom_post_pass": _choice(memory_budget)}
-    fast = torch.compile(function, options=options)
+    fast = torch.compile(function, options={"joint_custom_post_pass": _choice(memory_budget)})
     # Forward and backward are parted when the first call is compiled: the settings are around the call.
     settings = {**SUMS_AGAIN, "activation_memory_budget": max(memory_budget, LEAST)}
     return config.patch(settings)(fast)
