@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from networks import ConvNet, ResNet, settle
-from torch import nn
+from torch import Tensor, nn
 
 import lpbnn
 from lpbnn import norms
