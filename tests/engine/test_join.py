@@ -68,9 +68,7 @@ def test_it_answers_with_the_mean_of_its_members(
     stored = joined.arrays()
     answered = torch.from_numpy(stored["test/probs"])
     torch.testing.assert_close(answered, torch.stack(probs).mean(0), rtol=0, atol=1e-7)
-    mean = probs[0].clone()  # in the order of ``predict``: to the last bit
-    for count, value in enumerate(probs[1:], start=2):
-        mean.add_(value - mean, alpha=1 / count)
+    mean = sum(probs[1:], start=probs[0]) / len(probs)  # in predict's order: to the last bit
     assert torch.equal(answered, mean)
     members = np.concatenate([found["examples/test/members"] for found in each])
     np.testing.assert_array_equal(stored["examples/test/members"], members)

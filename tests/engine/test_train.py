@@ -195,7 +195,7 @@ def test_compile_trains_to_the_same_weights(
 ) -> None:
     compiled, compile = [], torch.compile
 
-    def quick(function: Any) -> Any:
+    def quick(function: Any, options: Any) -> Any:
         compiled.append(function)
         return compile(function, backend="eager")
 
@@ -215,7 +215,7 @@ def test_compile_does_not_compile_again_and_again(
 
     torch._dynamo.reset()
     counter, compile = CompileCounter(), torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function: compile(function, backend=counter))
+    monkeypatch.setattr(torch, "compile", lambda f, options: compile(f, backend=counter))
     trained(make(method, compile=True, epochs=5, validate_every=0), splits)
     assert counter.frame_count == graphs
 
