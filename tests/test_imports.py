@@ -21,6 +21,7 @@ LEVELS = [
         "convertible",
         "convert",
         "model",
+        "doors",
         "stages",
         "ensemble",
         "prediction",

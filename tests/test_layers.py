@@ -1,4 +1,4 @@
-"""FastWeight computes s * W(r * x) + b for every layer type, in both of its ways."""
+"""FastWeight computes s * W(r * x) + b for every layer type, in each of its ways."""
 
 import copy
 
@@ -12,6 +12,7 @@ import lpbnn
 from lpbnn.factors import FixedFactors, GaussianFactors, PointFactors, draw_all
 from lpbnn.latent import LatentFactors
 from lpbnn.layers import FastWeight, widths
+from lpbnn.members import spread
 
 LAYERS = {
     "linear": (lambda: nn.Linear(4, 6), (4,)),
@@ -209,3 +210,24 @@ def test_what_a_compiler_takes_for_the_converted_layers_is_what_is_there() -> No
         torch.compile(twin.loss, backend="eager")(x, y)
     assert len(model.layers) == 2
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("parametrized", [False, True])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_batch_that_is_not_spread_gets_its_members_from_the_layer(
+    kind: str, parametrized: bool
+) -> None:
+    torch.manual_seed(0)
+    fast, x = build(kind)
+    if parametrized:
+        parametrizations.weight_norm(fast.layer)
+    x = x[:2]
+    if x.dim() == 4:
+        x = x.to(memory_format=torch.channels_last)
+    fast._late, fast._rows, fast._held = True, 6, fast.draw()
+    y, expected = fast(x), fast(spread(x, 3))
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-12)
+    assert y.stride() == expected.stride()
+    fast._late = False
+    with pytest.raises(ValueError, match="2 rows for 3 members"):
+        fast(x)

@@ -36,7 +36,7 @@ def test_factors_meet_the_rows_of_their_member(batch: int, members: int) -> None
     factor = torch.arange(members, dtype=torch.float).view(members, 1)
     member_of_row = times(torch.ones(batch * members, 1), factor)
     assert torch.equal(gather(member_of_row, members), factor.view(-1, 1, 1).expand(-1, batch, 1))
-    more = times(torch.ones(batch * members, 2, 1), factor, True, plus=factor)
+    more = times(torch.ones(batch * members, 2, 1), factor, True, shift=factor)
     assert torch.equal(more[:, 1], 2 * member_of_row)
 
 
@@ -54,7 +54,7 @@ def test_channels_last_survives() -> None:
     for members in (1, 2, 4):
         factor = torch.ones(members, 3, dtype=torch.float64)
         assert times(x[:0], factor).shape == (0, 3, 5, 5)
-        for y in (times(x, factor), times(x, factor, plus=factor)):
+        for y in (times(x, factor), times(x, factor, shift=factor)):
             assert y.is_contiguous(memory_format=torch.channels_last)
             assert y.dtype == x.dtype
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lpbnn.convert import replace_modules
+from lpbnn.doors import check_stage, find_stages
 from lpbnn.factors import Factors
 from lpbnn.layers import Draw, FastWeight, draw_layers, take
 from lpbnn.losses import require_tensor
@@ -24,7 +25,7 @@ from lpbnn.members import (
 )
 from lpbnn.model import Model, Terms, as_call, batch_size, total, two_groups, walk
 from lpbnn.norms import MemberNorm, is_batch_norm, sum_by_rows
-from lpbnn.stages import FULL, Cast, SpreadInTurn, check_stage, fills_device, find_stages
+from lpbnn.stages import FULL, Cast, SpreadInTurn, fills_device
 from lpbnn.wrapper import Wrapper
 
 BatchNormMode = Literal["shared", "member"]

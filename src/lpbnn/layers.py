@@ -1,12 +1,13 @@
 r"""FastWeight: the one wrapper around an existing layer, y = s * W(r * x) + b, a member for each row.
 
-Three ways to compute it, equal to rounding:
+Four ways to compute it, equal to rounding:
 
 - *scaled activations*: two elementwise products around one call of the layer on all rows;
 - *fast convolution*: the same, with a backward pass of its own (``lpbnn.fastconv``): training on a GPU
   without a compiler;
 - *member weights*: W_j = W * (s_j r_j^T), then the layer's own operation per member. It moves
-  J * |W| numbers instead of two activations, which on a CPU costs a convolution 6 % and not 37 %.
+  J * |W| numbers instead of two activations, which on a CPU costs a convolution 6 % and not 37 %;
+- *all members at once*: these weights as one layer of J times the outputs, on a batch not yet spread.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from torch.nn.utils import parametrize
 
 from lpbnn.factors import Factors, draw_all
 from lpbnn.fastconv import Geometry, geometry, member_convolution
-from lpbnn.members import gather, times, vectors
+from lpbnn.members import plus, spread, times
 from lpbnn.wrapper import Wrapper
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -94,6 +95,7 @@ class FastWeight(Wrapper):
             layer._parameters["bias"] = None
         self._held: Draw | None = None  # the factors of the pass that is under way
         self._rows = 0  # its rows, 0 if nobody said
+        self._late = False  # whether examples may come that are not spread yet
         self._last: Draw | None = None  # of the pass being differentiated: checkpoints
 
     @property
@@ -135,16 +137,17 @@ class FastWeight(Wrapper):
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         draw = self._current_draw()
         members = draw.members
+        if self._late and members > 1 and x.shape[0] * members == self._rows:
+            if self._is_one_product and not args and not kwargs:
+                return self._by_all_members(x, draw)
+            x = spread(x, members)
         self._check_rows(x.shape[0], members)
         own_weights = draw.r.shape[0] == members  # else a row has its own: no weight is shared
         if own_weights and (members == 1 or self._cheaper_by_weights(x, members)) and self.known:
             return self._by_member_weights(x, draw, *args, **kwargs)
         if not args and not kwargs and (how := self._fast_geometry(x)) is not None:
             y = member_convolution(x, self.layer.weight, draw.r, draw.s, how)  # type: ignore[arg-type]
-            if draw.bias is None:
-                return y
-            rows = gather(y, members)
-            return (rows + vectors(draw.bias, rows)).flatten(0, 1)
+            return y if draw.bias is None else plus(y, draw.bias)
         return self._by_scaled_activations(x, draw, *args, **kwargs)
 
     def _current_draw(self) -> Draw:
@@ -211,6 +214,23 @@ class FastWeight(Wrapper):
             for part, weight, bias in zip(x.chunk(members), weights, biases, strict=True)
         ]
         return outputs[0] if members == 1 else torch.cat(outputs)
+
+    @property
+    def _is_one_product(self) -> bool:
+        """Whether more outputs are nothing but more rows of the weight."""
+        ordinary = isinstance(self.layer, CONVOLUTIONS) and self.layer.groups == 1
+        return self.known and (ordinary or isinstance(self.layer, nn.Linear))
+
+    def _by_all_members(self, x: Tensor, draw: Draw) -> Tensor:
+        weight = member_weights(self.layer, draw).flatten(0, 1)
+        bias = None if draw.bias is None else draw.bias.flatten()
+        if isinstance(self.layer, nn.Linear):
+            y = F.linear(x, weight, bias).unflatten(-1, (draw.members, -1))
+            return y.movedim(-2, 0).flatten(0, 1)
+        y = self._operation(x, weight, bias).unflatten(1, (draw.members, -1))
+        rows = y.transpose(0, 1).flatten(0, 1)
+        last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+        return rows.contiguous(memory_format=torch.channels_last) if last else rows.contiguous()
 
     def _operation(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, output_size: Any = None

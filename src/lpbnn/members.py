@@ -58,7 +58,7 @@ def per_row(factor: Tensor, rows: int) -> Tensor:
 
 
 def times(
-    x: Tensor, factor: Tensor, channels_last: bool = False, plus: Tensor | None = None
+    x: Tensor, factor: Tensor, channels_last: bool = False, shift: Tensor | None = None
 ) -> Tensor:
     """Every row times its member's vector, ``factor`` (J or rows, C), plus another, in x's precision.
 
@@ -71,17 +71,25 @@ def times(
     if torch.compiler.is_compiling():
         # A compiler fuses what is summed by row with its neighbours, what is summed by member less well.
         factor = per_row(factor, x.shape[0])
-        plus = None if plus is None else per_row(plus, x.shape[0])
-        return _times(x, factor, plus, -1 if channels_last else 1)
+        shift = None if shift is None else per_row(shift, x.shape[0])
+        return _times(x, factor, shift, -1 if channels_last else 1)
     rows = gather(x, factor.shape[0])
-    return _times(rows, factor, plus, -1 if channels_last else 2).flatten(0, 1)
+    return _times(rows, factor, shift, -1 if channels_last else 2).flatten(0, 1)
 
 
-def _times(rows: Tensor, factor: Tensor, plus: Tensor | None, channels: int) -> Tensor:
+def _times(rows: Tensor, factor: Tensor, shift: Tensor | None, channels: int) -> Tensor:
     scale = vectors(factor, rows, channels)
     return (
-        rows * scale if plus is None else torch.addcmul(vectors(plus, rows, channels), rows, scale)
+        rows * scale
+        if shift is None
+        else torch.addcmul(vectors(shift, rows, channels), rows, scale)
     )
+
+
+def plus(x: Tensor, vector: Tensor) -> Tensor:
+    """Every row plus its member's vector (J, C), channels second."""
+    rows = gather(x, vector.shape[0])
+    return (rows + vectors(vector, rows)).flatten(0, 1)
 
 
 def vectors(factor: Tensor, rows: Tensor, channels: int = 2) -> Tensor:

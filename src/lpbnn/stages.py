@@ -1,6 +1,5 @@
-"""Where in a network the batch becomes members: what runs before is shared, and runs once."""
+"""How the batch becomes members at a door of the network, and how they go through what is behind it."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from lpbnn.layers import SUPPORTED, Draw, FastWeight, take
+from lpbnn.doors import has_unconverted
+from lpbnn.layers import Draw, FastWeight, take
 from lpbnn.members import BatchMode, batched, copied, is_batched, spread_tree
 from lpbnn.norms import MemberNorm
 
-UNCONVERTED = (*SUPPORTED, nn.RNNBase, nn.MultiheadAttention)  # what is worth running only once
 # Numbers in a batch that keep a device busy without a second member beside them.
 FULL = {"cpu": 2**16, "cuda": 2**19}
 # The same behind a shared part, without a compiler: a stage is many small calls for each member, and the
@@ -64,20 +63,35 @@ class SpreadAt:
     """A forward pre-hook on the first converted stage: the batch becomes members there.
 
     What comes before it runs once per example. Tensors that are spread already pass through.
+
+    With an attribute ``spread_late = True`` a stage promises that its inputs go nowhere but into converted
+    layers, or through operations without weights into them. A compiler would make the copies r * x for all
+    of these layers in one kernel, and hold them all: so they get the batch as it is there, and each makes
+    the members of it.
     """
 
     def __init__(self) -> None:
         self.plan: Plan | None = None
+        self.late: set[int] = set()  # stages whose layers spread
 
     def add_to(self, module: nn.Module) -> None:
         module.register_forward_pre_hook(self, with_kwargs=True)
+        if getattr(module, "spread_late", False) and not has_unconverted(module):
+            self.late.add(id(module))
+            for layer in module.modules():
+                if isinstance(layer, FastWeight):
+                    layer._late = True
 
     def end(self) -> None:
         """The pass is over, or broke off."""
         self.plan = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        return None if self.plan is None else spread_tree((args, kwargs), *self.plan)
+        if self.plan is None:
+            return None
+        if id(module) in self.late and self.plan[2] == "repeat" and torch.compiler.is_compiling():
+            return None
+        return spread_tree((args, kwargs), *self.plan)
 
 
 class SpreadInTurn(SpreadAt):
@@ -208,54 +222,6 @@ def _at_a_time(examples: Sequence[Tensor], members: int, draw: int) -> int:
     return next((n for n in (few, draw) if members <= n * UNROLLED), members)
 
 
-def find_stages(net: nn.Module) -> list[str]:
-    """Where the batch becomes members: the smallest module that holds every converted layer.
-
-    Where that is the network itself and part of it is unconverted, its children that hold converted
-    layers: the first of them to be called spreads the batch, and what runs before it is shared.
-
-    A module may name parts of itself instead, ``spread_at = ("first", "second")``, in the order of their
-    calls. That is a promise, too: whatever of the batch meets a member's work, meets it inside of one.
-    """
-    if not _has_unconverted(net):
-        return [""]
-    path, module = "", net
-    while not isinstance(module, FastWeight):
-        if named := _named(path, module):
-            return named
-        children = _holders(path, module)
-        if len(children) > 1:
-            return [path] if path and _is_called(module) else _called(children)
-        path, module = children[0]
-    return [path]
-
-
-def _named(path: str, module: nn.Module) -> list[str]:
-    """The parts that a module names, from the first with a converted layer on; none that do not fit."""
-    names = getattr(module, "spread_at", ())
-    try:
-        layers = [_converted(module.get_submodule(name)) for name in names]
-    except (TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{type(module).__name__} has spread_at = {names!r}; expected the names of modules of its own, "
-            "in the order of their calls. Fix: spread_at = ('first', 'second')."
-        ) from error
-    if _converted(module) != set().union(*layers):
-        return []  # members begin outside of them, too
-    first = next(i for i, part in enumerate(layers) if part)
-    named = [f"{path}.{name}" if path else name for name in names[first:]]
-    return named if len(named) > 1 else []  # of one, there may be a smaller part
-
-
-def check_stage(net: nn.Module, stage: str | None) -> None:
-    """Refuse a ``spread_at`` that is no path in the network."""
-    paths = [path for path, _ in net.named_modules()]
-    if stage is not None and stage not in paths:
-        close = difflib.get_close_matches(stage, paths, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"spread_at={stage!r} is no module of the network.{hint}")
-
-
 def remove_hooks(net: nn.Module) -> None:
     """Take our hooks off a network that goes its own way again."""
     for module in net.modules():
@@ -266,35 +232,3 @@ def remove_hooks(net: nn.Module) -> None:
         for key, hook in list(module._forward_hooks.items()):
             if isinstance(getattr(hook, "__self__", None), SpreadAt):
                 del module._forward_hooks[key]
-
-
-def _has_unconverted(module: nn.Module) -> bool:
-    """Whether a layer below could have been converted and was not."""
-    if isinstance(module, FastWeight):
-        return False
-    return isinstance(module, UNCONVERTED) or any(map(_has_unconverted, module.children()))
-
-
-def _holders(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The children that hold converted layers."""
-    return [
-        (f"{path}.{name}" if path else name, child)
-        for name, child in module.named_children()
-        if _converted(child)
-    ]
-
-
-def _converted(module: nn.Module) -> set[nn.Module]:
-    return {inner for inner in module.modules() if isinstance(inner, FastWeight)}
-
-
-def _is_called(module: nn.Module) -> bool:
-    return not isinstance(module, nn.ModuleList | nn.ModuleDict)  # these have no forward
-
-
-def _called(holders: list[tuple[str, nn.Module]]) -> list[str]:
-    """The paths, with lists of modules replaced by what they hold."""
-    found = []
-    for path, module in holders:
-        found += [path] if _is_called(module) else _called(_holders(path, module))
-    return found

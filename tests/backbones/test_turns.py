@@ -119,6 +119,10 @@ def test_a_compiled_network_writes_out_the_second_part_alone(
     answer(model, x, 1)
     found = [node for node in graphs[0].graph.nodes if "conv2d" in str(node.target)]
     assert len(graphs) == 1
+    # The layers that read the encoder's map have the outputs of all members; standardised ones get copies.
+    aspp = [tuple(node.meta["example_value"].shape[:2]) for node in found[20:26]]
+    assert aspp.count((2, 3 * 16)) == (1 if variant else 5)
+    assert aspp.count((3 * 2, 16)) == (5 if variant else 1)
     assert (
         len(found) == 20 + 6 + 3 * 4
     )  # encoder, ASPP; the four of the second part for each member

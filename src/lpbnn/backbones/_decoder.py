@@ -83,6 +83,9 @@ class ASPP(nn.Module):
     torch.Size([2, 8, 5, 4])
     """
 
+    # Five layers read one map of 2,048 channels: no copies of it for members (lpbnn.stages).
+    spread_late = True
+
     def __init__(self, inputs: int, outputs: int, rates: tuple[int, ...], style: Style) -> None:
         super().__init__()
         views = [style.unit(inputs, outputs)]

@@ -7,12 +7,12 @@ from typing import Any
 from torch import nn
 
 from lpbnn.convert import Filter, convert
+from lpbnn.doors import check_stage
 from lpbnn.ensemble import BATCH_NORM_MODES, BatchNormMode
 from lpbnn.factors import INITS, Factors, Init
 from lpbnn.layers import FastWeight, widths
 from lpbnn.members import BATCH_MODES, BatchMode
 from lpbnn.model import at_least_one
-from lpbnn.stages import check_stage
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,10 +35,11 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from lpbnn.convert import Conversion, Filter, convert, disable_fused_paths, replace_modules
+from lpbnn.doors import check_stage
 from lpbnn.layers import SUPPORTED
 from lpbnn.members import gather, spread_tree
 from lpbnn.model import Model, Pass, Terms, as_call, at_least_one, batch_size, total
-from lpbnn.stages import SpreadAt, check_stage
+from lpbnn.stages import SpreadAt
 from lpbnn.wrapper import Wrapper
 
 RATE = 0.1  # of inserted dropout, unless another is given
