@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
-from lpbnn.members import gather, row_weights, rows_needed, spread, spread_tree, times
+from lpbnn.members import gather, plus, row_weights, rows_needed, spread, spread_tree, times
 
 batches, ensembles = st.integers(1, 17), st.integers(1, 6)
 
@@ -72,3 +72,12 @@ def test_gradients_flow_back_to_the_example(mode: str) -> None:
     x = torch.ones(3, requires_grad=True)
     spread(x, 2, mode).sum().backward()
     assert x.grad.tolist() == ([2.0, 2.0, 2.0] if mode == "repeat" else [2.0, 1.0, 1.0])
+
+
+def test_what_was_multiplied_may_be_changed_in_place() -> None:
+    """A view made without gradients may not be, where gradients are on."""
+    for make in (lambda x, f: times(x, f), lambda x, f: times(x, f, shift=f), plus):
+        with torch.no_grad():
+            y = make(torch.ones(4, 3, 2, 2), torch.ones(2, 3))
+        y += torch.ones((), requires_grad=True)
+        y.sum().backward()

@@ -92,7 +92,7 @@ class FastWeightEnsemble(Model):
             sum_by_rows(net.get_submodule(stage))
             if stage:
                 self._spread_at.add_to(net.get_submodule(stage))
-        self._find()
+        self._find()  # a compiler takes what it finds, the new batch norms of members too
 
     @property
     def layers(self) -> list[FastWeight]:
@@ -276,6 +276,5 @@ class FastWeightEnsemble(Model):
 
 
 def _may_hold(module: nn.Module) -> bool:
-    return not isinstance(
-        module, Factors
-    )  # most modules are theirs, and no layer of the network is
+    # Most modules are theirs, and no layer of the network is.
+    return not isinstance(module, Factors)

@@ -18,9 +18,8 @@ from torch.autograd.function import once_differentiable
 
 from lpbnn.members import vectors
 
-enabled = (
-    True  # it can be differentiated once only: False for a gradient penalty in training on a GPU
-)
+# It can be differentiated once only: False for a gradient penalty in training on a GPU.
+enabled = True
 
 
 class Geometry(NamedTuple):
@@ -89,7 +88,10 @@ class _MemberConvolution(torch.autograd.Function):
         grad_x = grad_weight = grad_r = None
         grad_s = _sums(grad, y, ctx.dtypes[1]) if needs_s else None
         if needs_x or needs_r or needs_weight:
-            grad, scaled = (grad * s).flatten(0, 1), (x * r).flatten(0, 1)
+            grad = (grad * s).flatten(0, 1)
+            scaled = (x * r if needs_weight else x).flatten(
+                0, 1
+            )  # of it the input's needs the shape
             wanted = [needs_x or needs_r, needs_weight, False]
             inner, grad_weight, _ = torch.ops.aten.convolution_backward(
                 grad, scaled, weight, None, *ctx.how, wanted

@@ -74,10 +74,11 @@ def times(
         shift = None if shift is None else per_row(shift, x.shape[0])
         return _times(x, factor, shift, -1 if channels_last else 1)
     rows = gather(x, factor.shape[0])
-    return _times(rows, factor, shift, -1 if channels_last else 2).flatten(0, 1)
+    return _joined(_times(rows, factor, shift, -1 if channels_last else 2))
 
 
 def _times(rows: Tensor, factor: Tensor, shift: Tensor | None, channels: int) -> Tensor:
+    """For rows with a factor each, (rows, C, ...), or by member, (J, rows / J, C, ...)."""
     scale = vectors(factor, rows, channels)
     return (
         rows * scale
@@ -89,7 +90,12 @@ def _times(rows: Tensor, factor: Tensor, shift: Tensor | None, channels: int) ->
 def plus(x: Tensor, vector: Tensor) -> Tensor:
     """Every row plus its member's vector (J, C), channels second."""
     rows = gather(x, vector.shape[0])
-    return (rows + vectors(vector, rows)).flatten(0, 1)
+    return _joined(rows + vectors(vector, rows))
+
+
+def _joined(rows: Tensor) -> Tensor:
+    """(J, rows / J, ...) as rows. No view: autograd forbids some changes of one in place (a ReLU's)."""
+    return torch.ops.aten._unsafe_view(rows, (rows.shape[0] * rows.shape[1], *rows.shape[2:]))
 
 
 def vectors(factor: Tensor, rows: Tensor, channels: int = 2) -> Tensor:

@@ -37,8 +37,8 @@ class Model(nn.Module):
     members: int = 1  # predictions that one pass gives
     stochastic: bool = True  # whether a second pass differs from the first
     in_rows: bool = True  # whether members go through the network together, as rows, or in turn
-    # Whether one pass of all draws computes a part of the network only once; whether a few members at a
-    # time compute nothing twice that all of them together would not.
+    # shared_part: members may go in turn behind a part that all of them share, so that one pass of it can
+    # serve several draws. nothing_shared: a few members at a time compute nothing again.
     shared_part: bool = False
     nothing_shared: bool = False
 

@@ -61,8 +61,8 @@ class RowNorm(nn.BatchNorm2d):
 
     There, the gradients of r and s are sums over the pixels of each row, and batch norm's own sums go over
     all rows. Two passes over the same map, unless batch norm sums by row first as well: then a compiler
-    makes one of them (docs/cost.md). A row of more pixels than that is summed in parts, and nothing is
-    fused with the sums.
+    makes one of them (docs/cost.md). A row of more than ``IN_ONE_PASS`` pixels is summed in parts,
+    and nothing is fused with the sums.
     """
 
     def forward(self, input: Tensor) -> Tensor:

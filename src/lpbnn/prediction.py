@@ -118,9 +118,8 @@ class Sums:
         for value, within in zip(values, entropy(values, 2), strict=True):
             if self.count == 0:
                 self.mean, self.within = value, within
-            elif (
-                self.count == 1
-            ):  # the first sum has memory of its own; what was given is not changed
+            elif self.count == 1:
+                # The first sum has memory of its own; what was given is not changed.
                 self.mean, self.within = self.mean + value, self.within + within
             else:
                 self.mean, self.within = self.mean.add_(value), self.within.add_(within)

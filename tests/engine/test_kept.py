@@ -127,6 +127,24 @@ def test_a_plain_network_keeps_what_it_kept(monkeypatch: pytest.MonkeyPatch) -> 
     assert parted("mcp", made(Branches))[0] == ours
 
 
+class BySize(nn.Module):
+    """A product with a number that a compiler does not know where pictures come in several sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        return self.head(x * x.shape[-1]).mean((2, 3))
+
+
+def test_a_product_with_a_size_is_no_map_of_ours() -> None:
+    step = TrainStep(methods.build(BySize(), "mcp").train(), SIZE)
+    for size in (8, 10):
+        step(torch.randn(SIZE, 3, size, size), torch.randint(0, 5, (SIZE,)))["loss"].backward()
+
+
 def small() -> nn.Module:
     torch.manual_seed(0)
     convolution = nn.Conv2d(3, 8, 3)

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from lpbnn.model import Terms
 
@@ -59,8 +59,8 @@ def _choice(memory_budget: float) -> Any:
 def draws(graph: fx.Graph) -> Iterator[fx.Node]:
     """Random numbers of a joint graph.
 
-    Below a budget of 1 torch would draw again in the backward pass, and the gradients would be those of
-    other noise (pytorch/pytorch#190758).
+    They are marked at every budget; below 1 torch would draw again in the backward pass, and the gradients
+    would be those of other noise (pytorch/pytorch#190758).
     """
     for node in graph.nodes:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
@@ -89,7 +89,8 @@ def _multiplied(node: fx.Node) -> fx.Node | None:
     if node.target is not aten.mul.Tensor or not _feeds_a_layer(node):
         return None
     shape = node.meta["val"].shape
-    factors = [a for a in node.args if isinstance(a, fx.Node) and a.meta["val"].shape == shape]
+    tensors = [a for a in node.all_input_nodes if isinstance(a.meta.get("val"), Tensor)]
+    factors = [a for a in tensors if a.meta["val"].shape == shape]
     return _in_one_shape(factors[0]) if factors else None
 
 
