@@ -113,6 +113,9 @@ class FastWeightEnsemble(Model):
             )
         return Replaced(layers, [w for w in found if isinstance(w, MemberNorm)])
 
+    def look_again(self) -> None:
+        self._find()
+
     def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
         return gather(self.rows(args, kwargs, draw_layers(self.layers), "repeat"), self.members)
 

@@ -123,6 +123,9 @@ class Model(nn.Module):
         What it changes is best a buffer: a compiled step is compiled anew for another Python number.
         """
 
+    def look_again(self) -> None:
+        """Notice layers that were replaced; called before a compiled step, which does not look itself."""
+
     def phase(self) -> object:
         """What ``before_epoch`` sets beside buffers: a step recorded in one phase is replayed in no other.
 

@@ -5,13 +5,15 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from lpbnn import methods
 from lpbnn.data import Splits
 from lpbnn.engine import RunConfig
 from lpbnn.engine.build import DataInfo, build_model
 from lpbnn.engine.launch import launch
-from lpbnn.engine.step import Step
+from lpbnn.engine.step import Step, TrainStep
 from lpbnn.model import Model
 
 Make = Callable[..., RunConfig]
@@ -86,3 +88,20 @@ def test_what_a_subclass_sets_is_not_in_the_phase_that_it_inherits(
     told = {"phase": lambda self: self.temperature >= 0.5}
     model.__class__ = type("Told", (type(model),), told)
     assert forgotten(model, config) == [2]
+
+
+def test_a_compiled_step_notices_a_layer_that_was_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, options: compile(f, backend="eager"))
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    model = methods.build(net, "rank1", members=2, num_data=10)
+    step = TrainStep(model.train(), compiled_for=6)
+    x, y = torch.randn(6, 4), torch.randint(3, (6,))
+    before = step(x, y)
+    net[0] = nn.Linear(4, 8)  # whose KL is no part of the loss
+    after = step(x, y)
+    torch._dynamo.reset()
+    torch.testing.assert_close(after["kl"], model.loss(x, y)["kl"])
+    assert after["kl"] < before["kl"]

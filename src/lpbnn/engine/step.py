@@ -42,7 +42,10 @@ class TrainStep(LossStep):
     def forward(self, x: Any, y: Tensor) -> Terms:
         # A second batch size would make the compiler give up the fast kernels of the first one: the
         # rest at the end of an epoch goes uncompiled.
-        return self.compiled(x, y) if len(y) == self.size else super().forward(x, y)
+        if len(y) != self.size:
+            return super().forward(x, y)
+        self.model.look_again()
+        return self.compiled(x, y)
 
 
 class Step:
