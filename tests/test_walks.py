@@ -62,8 +62,10 @@ def test_a_prediction_looks_for_the_layers_once(
     assert walks == [model.net] * 2
 
 
-def test_a_layer_that_was_replaced_since_is_noticed(x: torch.Tensor) -> None:
-    model = lpbnn.build(settle(ResNet()), "batchensemble", members=3).double()
+@pytest.mark.parametrize("method", ["batchensemble", "lpbnn"])
+def test_a_layer_that_was_replaced_since_is_noticed(method: str, x: torch.Tensor) -> None:
+    options = {"num_data": 10} if method == "lpbnn" else {}
+    model = lpbnn.build(settle(ResNet()), method, members=3, **options).double()
     assert isinstance(model, FastWeightEnsemble)
     before = lpbnn.predict(model, x, seed=0).members
     model.net.head = nn.Linear(6, 3).double()

@@ -99,18 +99,31 @@ class LatentPosterior(FastWeightEnsemble):
         self.weighting, self.anneal = config.weighting, config.anneal
         self.noise = config.noise
         self.free_nats = config.free_bits * config.latent
-        factors = self._factors()
+        self.register_buffer("penalty_weights", torch.empty(2, 0), persistent=False)
+        self.register_buffer("kl_weight", torch.ones(()), persistent=False)
+        self._weigh(self._factors())
+
+    def _weigh(self, factors: list[LatentFactors]) -> None:
+        """The weights of the penalties of the layers that there are now."""
+        # Made once: a tensor made in every step would make the GPU wait for the host.
+        if self.penalty_weights.shape[1] == len(factors):
+            return
         weights = [
             WEIGHTINGS[self.weighting](self.num_data, factors[i].inputs)
             for indices in stacked(factors)
             for i in indices
         ]
-        # Made once: a tensor made in every step would make the GPU wait for the host.
-        self.register_buffer("penalty_weights", torch.tensor(weights).T, persistent=False)
-        self.register_buffer("kl_weight", torch.ones(()), persistent=False)
+        self.penalty_weights = torch.tensor(weights).T.to(self.penalty_weights)
+
+    def look_again(self) -> None:
+        super().look_again()
+        self._weigh(self._factors())
 
     def shared(self) -> Stacks:
-        return Stacks(self._factors(), for_loss=True)
+        factors = self._factors()
+        if not torch.compiler.is_compiling():
+            self._weigh(factors)  # a layer may have been taken out
+        return Stacks(factors, for_loss=True)
 
     def draw(self, rows: int, shared: Stacks | None = None) -> list[Draw]:
         by_row = self.noise == "example" and self.training
