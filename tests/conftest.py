@@ -10,7 +10,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from networks import ResNet, settle
 
+import lpbnn
 from lpbnn import stages
 
 torch.set_num_threads(1)
@@ -31,3 +33,14 @@ def in_turn(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
         monkeypatch.setattr(stages, "FULL_STAGE", full)
 
     return choose
+
+
+@pytest.fixture
+def model() -> lpbnn.Model:
+    """Three members of a small network, whose inputs are ``x``."""
+    return lpbnn.build(settle(ResNet()), "lpbnn", members=3, num_data=10).double()
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return torch.randn(5, 3, 8, 8, dtype=torch.float64)

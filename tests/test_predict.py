@@ -13,16 +13,6 @@ from lpbnn.predict import predict
 from lpbnn.prediction import entropy
 
 
-@pytest.fixture
-def model() -> lpbnn.Model:
-    return lpbnn.build(settle(ResNet()), "lpbnn", members=3, num_data=10).double()
-
-
-@pytest.fixture
-def x() -> torch.Tensor:
-    return torch.randn(5, 3, 8, 8, dtype=torch.float64)
-
-
 def test_probabilities_are_averaged_never_logits(model: lpbnn.Model, x: torch.Tensor) -> None:
     p = lpbnn.predict(model, x, samples=2, seed=0)
     assert p.members.shape == (6, 5, 3)

@@ -11,16 +11,6 @@ from lpbnn.ensemble import FastWeightEnsemble
 from lpbnn.model import walk
 
 
-@pytest.fixture
-def model() -> lpbnn.Model:
-    return lpbnn.build(settle(ResNet()), "lpbnn", members=3, num_data=10).double()
-
-
-@pytest.fixture
-def x() -> torch.Tensor:
-    return torch.randn(5, 3, 8, 8, dtype=torch.float64)
-
-
 def test_modes_are_set_only_where_something_trains(
     model: lpbnn.Model, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from lpbnn.members import vectors
+from lpbnn.members import gather, vectors
 
 # It can be differentiated once only: False for a gradient penalty in training on a GPU.
 enabled = True
@@ -68,15 +68,15 @@ def member_convolution(x: Tensor, weight: Tensor, r: Tensor, s: Tensor, how: Geo
 class _MemberConvolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, r: Tensor, s: Tensor, how: Geometry) -> Tensor:
-        rows = _rows(x, r)
+        rows = gather(x, r.shape[0])
         by_r = vectors(r, rows)
         y = torch.convolution((rows * by_r).flatten(0, 1), weight, None, *how)
-        inner = _rows(y, s)
+        inner = gather(y, s.shape[0])
         by_s = vectors(s, inner)
         ctx.save_for_backward(rows, weight, by_r, by_s, inner)
         ctx.how, ctx.dtypes = how, (r.dtype, s.dtype)
         out = torch.empty_like(y)  # no view, which could not be changed in place (by a ReLU, say)
-        torch.mul(inner, by_s, out=_rows(out, s))
+        torch.mul(inner, by_s, out=gather(out, s.shape[0]))
         return out
 
     @staticmethod
@@ -89,9 +89,8 @@ class _MemberConvolution(torch.autograd.Function):
         grad_s = _sums(grad, y, ctx.dtypes[1]) if needs_s else None
         if needs_x or needs_r or needs_weight:
             grad = (grad * s).flatten(0, 1)
-            scaled = (x * r if needs_weight else x).flatten(
-                0, 1
-            )  # of it the input's needs the shape
+            # The gradient of the input needs no more of it than the shape.
+            scaled = (x * r if needs_weight else x).flatten(0, 1)
             wanted = [needs_x or needs_r, needs_weight, False]
             inner, grad_weight, _ = torch.ops.aten.convolution_backward(
                 grad, scaled, weight, None, *ctx.how, wanted
@@ -101,11 +100,6 @@ class _MemberConvolution(torch.autograd.Function):
                 grad_r = _sums(inner, x, ctx.dtypes[0]) if needs_r else None
                 grad_x = (inner * r).flatten(0, 1) if needs_x else None
         return grad_x, grad_weight, grad_r, grad_s, None
-
-
-def _rows(x: Tensor, factor: Tensor) -> Tensor:
-    """``lpbnn.members.gather``, in one call: (J, rows / J, C, ...) for a factor (J, C)."""
-    return x.view(factor.shape[0], x.shape[0] // factor.shape[0], *x.shape[1:])
 
 
 def _sums(one: Tensor, other: Tensor, dtype: torch.dtype) -> Tensor:

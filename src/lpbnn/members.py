@@ -49,7 +49,7 @@ def spread(x: Tensor, members: int, mode: BatchMode = "repeat") -> Tensor:
 
 def gather(rows: Tensor, members: int) -> Tensor:
     """Member-major rows (J * n, ...) to (J, n, ...): a view, never a copy."""
-    return rows.unflatten(0, (members, rows.shape[0] // members))
+    return rows.view(members, rows.shape[0] // members, *rows.shape[1:])  # quicker than unflatten
 
 
 def per_row(factor: Tensor, rows: int) -> Tensor:
@@ -80,11 +80,9 @@ def times(
 def _times(rows: Tensor, factor: Tensor, shift: Tensor | None, channels: int) -> Tensor:
     """For rows with a factor each, (rows, C, ...), or by member, (J, rows / J, C, ...)."""
     scale = vectors(factor, rows, channels)
-    return (
-        rows * scale
-        if shift is None
-        else torch.addcmul(vectors(shift, rows, channels), rows, scale)
-    )
+    if shift is None:
+        return rows * scale
+    return torch.addcmul(vectors(shift, rows, channels), rows, scale)
 
 
 def plus(x: Tensor, vector: Tensor) -> Tensor:

@@ -69,9 +69,7 @@ class RowNorm(nn.BatchNorm2d):
         if not (torch.compiler.is_compiling() and self.training and input.is_cuda):
             return super().forward(input)
         usual = self.affine and self.track_running_stats and self.momentum is not None
-        several = (
-            input.dim() == 4 and input.numel() > input.shape[1]
-        )  # else torch says what is wrong
+        several = input.dim() == 4 and input.numel() > input.shape[1]  # or torch says what is wrong
         fits = several and input.shape[2] * input.shape[3] <= IN_ONE_PASS
         return by_rows(self, input) if usual and fits else super().forward(input)
 

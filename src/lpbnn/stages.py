@@ -72,12 +72,14 @@ class SpreadAt:
 
     def __init__(self) -> None:
         self.plan: Plan | None = None
-        self.late: set[int] = set()  # stages whose layers spread
+        self.late: list[
+            nn.Module
+        ] = []  # stages whose layers spread; a copy of the network has its own
 
     def add_to(self, module: nn.Module) -> None:
         module.register_forward_pre_hook(self, with_kwargs=True)
         if getattr(module, "spread_late", False) and not has_unconverted(module):
-            self.late.add(id(module))
+            self.late.append(module)
             for layer in module.modules():
                 if isinstance(layer, FastWeight):
                     layer._late = True
@@ -89,7 +91,8 @@ class SpreadAt:
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         if self.plan is None:
             return None
-        if id(module) in self.late and self.plan[2] == "repeat" and torch.compiler.is_compiling():
+        late = self.plan[2] == "repeat" and any(module is stage for stage in self.late)
+        if late and torch.compiler.is_compiling():
             return None
         return spread_tree((args, kwargs), *self.plan)
 

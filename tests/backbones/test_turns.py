@@ -114,6 +114,7 @@ def test_a_compiled_network_writes_out_the_second_part_alone(
         graphs.append(graph)
         return graph
 
+    model = copy.deepcopy(model)
     model.net.compile(backend=backend, fullgraph=True, dynamic=False)
     torch.testing.assert_close(answer(model, x, 1).members, expected, rtol=0, atol=1e-12)
     answer(model, x, 1)

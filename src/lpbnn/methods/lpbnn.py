@@ -116,8 +116,7 @@ class LatentPosterior(FastWeightEnsemble):
         self.penalty_weights = torch.tensor(weights).T.to(self.penalty_weights)
 
     def look_again(self) -> None:
-        super().look_again()
-        self._weigh(self._factors())
+        self._weigh(self._factors())  # which looks
 
     def shared(self) -> Stacks:
         factors = self._factors()
