@@ -166,10 +166,9 @@ def test_drawn_together_or_alone_is_the_same_to_rounding() -> None:
     many = [LatentFactors(3, width, 4) for width in (5, 6, 5, 5)]
     torch.manual_seed(3)
     together = draw_all(many)
-    torch.manual_seed(3)  # the stacks draw their noise in order of first appearance
-    noise5 = torch.randn(3, 1, 3, 32)
-    noise6 = torch.randn(1, 1, 3, 32)
-    noise = [noise5[0], noise6[0], noise5[1], noise5[2]]
+    torch.manual_seed(3)  # all noise in one draw, widths in order of first appearance
+    in_order = torch.randn(4, 1, 3, 32)
+    noise = [in_order[i] for i in (0, 3, 1, 2)]
     for factors, (r, s), eps in zip(many, together, noise, strict=True):
         mu, log_variance = factors.encoder((factors.r - 1) / factors.inputs**0.5).chunk(2, -1)
         z = mu + (0.5 * log_variance).exp() * eps[0]

@@ -49,6 +49,8 @@ def stack(many: Sequence["Factors"], name: str) -> Tensor:
         return at_least_float32(
             torch.cat([torch.stack(tensors[i : i + IN_ONE_KERNEL]) for i in parts])
         )
+    if len(tensors) == 1:
+        return at_least_float32(tensors[0].unsqueeze(0))  # no copy
     return at_least_float32(torch.stack(tensors))
 
 
@@ -221,7 +223,7 @@ def gaussian(mean: Tensor, std: Tensor, samples: int) -> Tensor:
     """mean + std * noise: (L, J, d) to (L, samples, J, d), all noise in one draw."""
     layers, members, width = mean.shape
     noise = torch.randn(layers, samples, members, width, device=mean.device, dtype=mean.dtype)
-    return mean.unsqueeze(1) + std.unsqueeze(1) * noise
+    return torch.addcmul(mean.unsqueeze(1), std.unsqueeze(1), noise)
 
 
 def repeat(factor: Tensor, samples: int) -> Tensor:

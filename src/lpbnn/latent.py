@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lpbnn.factors import (
@@ -18,6 +19,7 @@ from lpbnn.factors import (
     stack,
     stacked,
 )
+from lpbnn.losses import at_least_float32
 
 
 class LatentFactors(Factors):
@@ -95,7 +97,7 @@ class LatentFactors(Factors):
         return f"{super().extra_repr()}, latent={self.latent}"
 
     def stack_key(self) -> tuple[object, ...]:
-        return (*super().stack_key(), self.latent)
+        return (type(self), self.members, self.latent, self.s.device, self.s.dtype)
 
     @classmethod
     def draw_stack(cls, many: Sequence[Factors], samples: int) -> list[tuple[Tensor, Tensor]]:
@@ -104,51 +106,64 @@ class LatentFactors(Factors):
     @staticmethod
     def terms(many: Sequence["LatentFactors"]) -> tuple[Tensor, Tensor]:
         """KL and expected squared error of every layer, (L,) each: see ``Autoencoders.terms``."""
-        stacks = Stacks(many)
-        kl, squared = stacks.terms()
-        return kl[stacks.places], squared[stacks.places]
+        places = sorted(range(len(many)), key=in_stacks(many).__getitem__)
+        kl, squared = Stacks(many).terms()
+        return kl[places], squared[places]
 
     def mean(self) -> tuple[Tensor, Tensor]:
         stack = Autoencoders([self])
-        return stack.decode(stack.mu)[0], self.s
+        return stack.decode(stack.mu)[0][0], self.s
 
     def covariance_factor(self) -> Tensor:
         """A (J, m, latent) with Cov(r^_j) = A_j A_j^T, A_j = D diag(sigma_j) / sqrt(latent)."""
         stack = Autoencoders([self])
-        return stack.decoder_weight[0] * (stack.sigma[0] / self.latent**0.5).unsqueeze(1)
+        weight = at_least_float32(self.decoder.weight)
+        return weight * (stack.sigma[0] / self.latent**0.5).unsqueeze(1)
 
 
 class Autoencoders:
-    """The autoencoders of layers of equal width, computed together: (L, ...) everywhere.
+    """The autoencoders of layers with codes of one size, computed together.
 
-    A loss needs their codes twice, for the draw and for its terms: both come from one of these, so that
-    each parameter is read once and gets one gradient.
+    Layers of equal width share their products; the codes of all are one tensor (L, J, latent), the widths
+    one after another. A loss needs them twice, for the draw and for its terms: both come from one of
+    these, so that each parameter is read once and gets one gradient.
     """
 
     def __init__(self, layers: Sequence[LatentFactors], for_loss: bool = False) -> None:
         self.layers = layers
         self.for_loss = for_loss  # after a draw come the terms: the means are decoded with it
-        self.inputs, self.latent = layers[0].inputs, layers[0].latent
+        self.latent = layers[0].latent
+        widths = _by_width(layers)
+        self.order = [
+            i for indices in widths for i in indices
+        ]  # of the codes: which layer each is of
+        self.sizes = [len(indices) for indices in widths]
         with self._exactly():
-            self.r = stack(layers, "r")
-            self.decoder_weight = stack(layers, "decoder.weight")
-            self.decoder_bias = stack(layers, "decoder.bias")
-            weight, bias = stack(layers, "encoder.weight"), stack(layers, "encoder.bias")
-            scaled = (self.r - 1) / self.inputs**0.5
+            same = [[layers[i] for i in indices] for indices in widths]
+            self.r = [stack(many, "r") for many in same]
+            self.decoder_weights = [stack(many, "decoder.weight") for many in same]
+            self.decoder_biases = [stack(many, "decoder.bias").unsqueeze(2) for many in same]
+            encoders = [stack(many, "encoder.weight") for many in same]
             # The weight is the left factor: its gradient comes as the parameters lie, not transposed.
-            code = torch.baddbmm(bias.unsqueeze(2), weight, scaled.mT).mT
+            codes = [
+                torch.bmm(weight, ((r - 1) / r.shape[-1] ** 0.5).mT)
+                for weight, r in zip(encoders, self.r, strict=True)
+            ]
+            bias = stack([layers[i] for i in self.order], "encoder.bias")
+            code = (torch.cat(codes) + bias.unsqueeze(2)).mT
             self.mu, self.log_variance = code.chunk(2, dim=-1)
             self.sigma = (0.5 * self.log_variance).exp()
-        self.center: Tensor | None = None  # r^ of the means, where a draw has had it computed
+        self.center: list[Tensor] | None = None  # r^ of the means, where a draw had it computed
 
     def _exactly(self) -> AbstractContextManager[Any]:
         return full_precision(self.layers[0].s.device)
 
-    def decode(self, z: Tensor) -> Tensor:
-        """z (L, rows, latent) to r^ (L, rows, m)."""
+    def decode(self, z: Tensor) -> list[Tensor]:
+        """z (L, rows, latent) to r^ of every width, (layers of it, rows, m)."""
         with self._exactly():
-            z = z / self.latent**0.5
-            return torch.baddbmm(self.decoder_bias.unsqueeze(2), self.decoder_weight, z.mT).mT
+            codes = (z / self.latent**0.5).mT.split(self.sizes)
+            parts = zip(self.decoder_biases, self.decoder_weights, codes, strict=True)
+            return [torch.baddbmm(bias, weight, code).mT for bias, weight, code in parts]
 
     def draw(
         self, samples: int = 1, rows: int | None = None, copies: int = 1
@@ -164,43 +179,67 @@ class Autoencoders:
         z = gaussian(mu, sigma, samples).flatten(1, 2)
         if self.for_loss:
             both = self.decode(torch.cat([z, self.mu], 1))
-            r_hat, self.center = both.split([z.shape[1], self.mu.shape[1]], 1)
+            sizes = [z.shape[1], self.mu.shape[1]]
+            r_hats, self.center = map(list, zip(*(r.split(sizes, 1) for r in both), strict=True))
         else:
-            r_hat = self.decode(z)
+            r_hats = self.decode(z)
         if copies > 1:
-            r_hat = r_hat.unsqueeze(2).expand(-1, -1, copies, -1).flatten(1, 2)
-        return [(r, repeat(f.s, samples)) for r, f in zip(r_hat, self.layers, strict=True)]
+            r_hats = [r.unsqueeze(2).expand(-1, -1, copies, -1).flatten(1, 2) for r in r_hats]
+        drawn = dict(zip(self.order, (r for same in r_hats for r in same), strict=True))
+        return [(drawn[i], repeat(layer.s, samples)) for i, layer in enumerate(self.layers)]
 
     def terms(self) -> tuple[Tensor, Tensor]:
         r"""KL(q(z|r) || N(0, I)) and E ||r - r^||^2 of every layer, (L,) each, averaged over members.
 
-        The expectation is taken in closed form: the decoder is linear, so
-        :math:`E\|r - \hat r\|^2 = \|r - E \hat r\|^2 + \frac1k \sum_i \sigma_i^2 \|D_i\|^2` (columns of D).
+        They are in the order of the codes. The expectation is taken in closed form: the decoder is linear,
+        so :math:`E\|r - \hat r\|^2 = \|r - E \hat r\|^2 + \frac1k \sum_i \sigma_i^2 \|D_i\|^2`
+        (columns of D).
         """
         with self._exactly():
-            missing = self.r - (self.decode(self.mu) if self.center is None else self.center)
-            columns = self.decoder_weight.square().sum(1) / self.latent  # (L, k)
-            noise = (self.sigma.square() * columns.unsqueeze(1)).sum(-1)
-            squared = (missing.square().sum(-1) + noise).mean(-1)
+            centers = self.decode(self.mu) if self.center is None else self.center
+            missing = [
+                F.mse_loss(center, r, reduction="none").sum((1, 2))
+                for center, r in zip(centers, self.r, strict=True)
+            ]
+            columns = torch.cat([w.square().sum(1) for w in self.decoder_weights])  # (L, k)
+            noise = (self.sigma.square() * columns.unsqueeze(1)).sum((1, 2)) / self.latent
+            squared = (torch.cat(missing) + noise) / self.mu.shape[1]
             kl = kl_to_standard_normal(self.mu, self.log_variance).sum(-1).mean(-1)
         return kl, squared
 
 
+def _by_width(layers: Sequence[LatentFactors]) -> list[list[int]]:
+    """Indices of the layers, those of equal inputs together."""
+    widths: dict[int, list[int]] = {}
+    for i, layer in enumerate(layers):
+        widths.setdefault(layer.inputs, []).append(i)
+    return list(widths.values())
+
+
+def in_stacks(many: Sequence[LatentFactors]) -> list[int]:
+    """Which layer each of the terms of ``Stacks`` is of."""
+    order: list[int] = []
+    for group in stacked(many):
+        widths = _by_width([many[i] for i in group])
+        order += [group[i] for indices in widths for i in indices]
+    return order
+
+
 class Stacks:
-    """All autoencoders of a network, stacked by width; ``places``: where each layer is in their order."""
+    """All autoencoders of a network: one group of them, unless it is on several devices."""
 
     def __init__(self, many: Sequence[LatentFactors], for_loss: bool = False) -> None:
-        groups = stacked(many)
-        self.parts = [Autoencoders([many[i] for i in indices], for_loss) for indices in groups]
-        order = [i for indices in groups for i in indices]
-        self.places = sorted(range(len(order)), key=order.__getitem__)
+        self.groups = stacked(many)
+        self.parts = [Autoencoders([many[i] for i in group], for_loss) for group in self.groups]
 
     def draw(self, rows: int | None = None, copies: int = 1) -> list[tuple[Tensor, Tensor]]:
         """One draw of every layer, in the layers' order (``Autoencoders.draw``)."""
-        drawn = [pair for part in self.parts for pair in part.draw(rows=rows, copies=copies)]
-        return [drawn[place] for place in self.places]
+        drawn: dict[int, tuple[Tensor, Tensor]] = {}
+        for part, group in zip(self.parts, self.groups, strict=True):
+            drawn.update(zip(group, part.draw(rows=rows, copies=copies), strict=True))
+        return [drawn[i] for i in range(len(drawn))]
 
     def terms(self) -> tuple[Tensor, Tensor]:
-        """KL and squared error of every layer, (L,) each, in the stacks' order (``Autoencoders.terms``)."""
+        """KL and squared error of every layer, (L,) each, in the order of ``in_stacks``."""
         kl, squared = zip(*(part.terms() for part in self.parts), strict=True)
         return torch.cat(kl), torch.cat(squared)

@@ -1,13 +1,16 @@
 """LP-BNN's own options: noise by pass or by example, annealed KL, free bits, repeated last epochs."""
 
 import copy
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import lpbnn
+from lpbnn.factors import draw_all
 from lpbnn.latent import LatentFactors, Stacks
 from lpbnn.layers import FastWeight, with_biases
 
@@ -52,6 +55,42 @@ def test_rows_are_drawn_from_their_members_posterior() -> None:
             torch.testing.assert_close(rows.mean(0), mean[j], rtol=0, atol=0.01)
             torch.testing.assert_close(rows.T.cov(), factor[j] @ factor[j].T, rtol=0.03, atol=0.005)
     assert draw.members == 2
+
+
+def test_terms_are_each_layers_own_whatever_its_width_and_latent_size() -> None:
+    torch.manual_seed(0)
+    sizes = [(5, 4), (6, 3), (5, 3), (5, 4), (6, 4)]
+    many = [LatentFactors(2, inputs, 3, latent=latent).double() for inputs, latent in sizes]
+    kl, squared = LatentFactors.terms(many)
+    alone = [LatentFactors.terms([factors]) for factors in many]
+    torch.testing.assert_close(kl, torch.cat([one for one, _ in alone]))
+    torch.testing.assert_close(squared, torch.cat([one for _, one in alone]))
+
+
+class Calls(TorchDispatchMode):
+    """Counts the operations of torch by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_name: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.by_name[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_a_draw_costs_grows_with_the_widths_and_not_with_the_layers() -> None:
+    """Noise is drawn once; each width has one product to encode and one to decode."""
+
+    def drawn(widths: list[int]) -> Counter[str]:
+        many = [LatentFactors(2, inputs, 3) for inputs in widths]
+        with Calls() as calls:
+            draw_all(many)
+        return calls.by_name
+
+    few, many = drawn([5, 6] * 2), drawn([5, 6] * 9)
+    assert few == many
+    assert (few["randn"], few["bmm"], few["baddbmm"]) == (1, 2, 2)
 
 
 def test_four_draws_of_one_example_vary_a_quarter_as_much() -> None:

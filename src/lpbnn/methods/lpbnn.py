@@ -32,8 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from lpbnn.ensemble import FastWeightEnsemble
-from lpbnn.factors import stacked
-from lpbnn.latent import LatentFactors, Stacks
+from lpbnn.latent import LatentFactors, Stacks, in_stacks
 from lpbnn.layers import Draw, with_biases
 from lpbnn.methods._rank_one import (
     RankOneConfig,
@@ -109,9 +108,7 @@ class LatentPosterior(FastWeightEnsemble):
         if self.penalty_weights.shape[1] == len(factors):
             return
         weights = [
-            WEIGHTINGS[self.weighting](self.num_data, factors[i].inputs)
-            for indices in stacked(factors)
-            for i in indices
+            WEIGHTINGS[self.weighting](self.num_data, factors[i].inputs) for i in in_stacks(factors)
         ]
         self.penalty_weights = torch.tensor(weights).T.to(self.penalty_weights)
 
