@@ -17,6 +17,7 @@ from lpbnn.engine.config import RunConfig
 from lpbnn.engine.kept import compiled
 from lpbnn.engine.optim import make_optimizer, recordable, set_rate
 from lpbnn.model import LossStep, Model, Terms
+from lpbnn.norms import RowNorm
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -37,7 +38,8 @@ class TrainStep(LossStep):
     ) -> None:
         super().__init__(model)
         self.size = compiled_for
-        self.compiled = compiled(model.loss, memory_budget) if compiled_for else model.loss
+        by_rows = any(isinstance(module, RowNorm) for module in model.modules())
+        self.compiled = compiled(model.loss, memory_budget, by_rows) if compiled_for else model.loss
 
     def forward(self, x: Any, y: Tensor) -> Terms:
         # A second batch size would make the compiler give up the fast kernels of the first one: the
