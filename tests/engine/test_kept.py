@@ -162,33 +162,20 @@ def test_a_memory_budget_keeps_less_and_the_gradients(method: str, options: dict
 
 
 @pytest.mark.parametrize(
-    ("method", "norm", "in_loops"),
+    ("method", "norm", "task", "in_loops"),
     [
-        ("lpbnn", nn.BatchNorm2d(4), True),
-        ("lpbnn", nn.GroupNorm(2, 4), False),
-        ("mcp", nn.BatchNorm2d(4), False),
+        ("lpbnn", nn.BatchNorm2d(4), "classification", True),
+        ("lpbnn", nn.BatchNorm2d(4), "segmentation", False),
+        ("lpbnn", nn.GroupNorm(2, 4), "classification", False),
+        ("mcp", nn.BatchNorm2d(4), "classification", False),
     ],
 )
 def test_sums_by_rows_are_in_loops_and_no_others(
-    method: str, norm: nn.Module, in_loops: bool, monkeypatch: pytest.MonkeyPatch
+    method: str, norm: nn.Module, task: str, in_loops: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[dict[str, Any]] = []
     monkeypatch.setattr(torch, "compile", lambda f, options: given.append(options) or f)
     options: dict[str, Any] = {"members": 2, "num_data": 100} if method == "lpbnn" else {}
     net = nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.Flatten(), nn.Linear(144, 5))
-    TrainStep(methods.build(net, method, **options), SIZE)
+    TrainStep(methods.build(net, method, task=task, **options), SIZE)
     assert ("triton.persistent_reductions" in given[0]) is in_loops
-
-
-def test_a_compiler_tells_steps_with_shared_sums_from_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """And budgets: what was compiled for one is not taken from a cache for the other."""
-    given: list[dict[str, Any]] = []
-    monkeypatch.setattr(torch, "compile", lambda f, options: given.append(options) or f)
-    for shared in (True, False, True):
-        monkeypatch.setattr(kept, "SUMS_SHARED", shared)
-        for budget in (1.0, 0.5):
-            kept.compiled(lambda: {}, budget)
-    passes = {options["joint_custom_post_pass"] for options in given}
-    assert len({each.uuid() for each in passes}) == len(passes) == 4

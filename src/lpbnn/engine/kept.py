@@ -12,13 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from lpbnn.engine import rowsums
 from lpbnn.model import Terms
 
 LEAST = 1e-6  # of a memory budget: at 0 torch does not look at what must be kept
-SUMS_SHARED = True  # whether gradients of s are summed together with batch norm's (``rowsums``)
-# Sums by rows are faster in loops than with a row at once (docs/cost.md). Layer norm and softmax are not:
-# this is for networks with batch norms that sum by rows, alone.
+# Sums by rows are faster in loops than with a row at once (docs/cost.md). Softmax of many pixels is not.
 ROW_OPTIONS: dict[str, Any] = {"triton.persistent_reductions": False}
 # Torch keeps what is used in places far apart, or made by a long chain of sums: residual sums are both.
 SUMS_AGAIN = {"ban_recompute_used_far_apart": False, "ban_recompute_long_fusible_chains": False}
@@ -34,11 +31,11 @@ def compiled(
     """``function``, compiled; its backward pass has ``memory_budget`` of the activations it would keep.
 
     Args:
-        sums_by_rows: whether the function's network has batch norms that do (``lpbnn.norms.RowNorm``).
+        sums_by_rows: whether most sums of the function are those of ``lpbnn.norms.RowNorm``.
     """
     from torch._functorch import config
 
-    options = {"joint_custom_post_pass": _choice(memory_budget, SUMS_SHARED)}
+    options = {"joint_custom_post_pass": _choice(memory_budget)}
     fast = torch.compile(function, options={**options, **(ROW_OPTIONS if sums_by_rows else {})})
     # Forward and backward are parted when the first call is compiled: the settings are around the call.
     settings = {**SUMS_AGAIN, "activation_memory_budget": max(memory_budget, LEAST)}
@@ -46,28 +43,24 @@ def compiled(
 
 
 @cache
-def _choice(memory_budget: float, sums_shared: bool) -> Any:
-    """The compiler's pass that shares sums, and marks what to keep and what not.
+def _choice(memory_budget: float) -> Any:
+    """The compiler's pass that marks what to keep and what not.
 
     There is one for each budget, by which the compiler also tells apart steps of the same code: they would
-    share what was compiled for the first of them. So it is with and without shared sums.
+    share what was compiled for the first of them.
     """
     from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
     from torch.utils.checkpoint import CheckpointPolicy
 
     class Choice(CustomGraphPass):
         def __call__(self, graph: fx.Graph) -> None:
-            if sums_shared:  # first: it changes who reads what
-                rowsums.share_sums(graph)
             for node in draws(graph):
                 node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
             for node in spare_products(graph):
                 node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
 
         def uuid(self) -> bytes:
-            return get_hash_for_files(
-                (__file__, rowsums.__file__), f"{memory_budget} {sums_shared}"
-            )
+            return get_hash_for_files((__file__,), str(memory_budget))
 
     return Choice()
 

@@ -38,7 +38,8 @@ class TrainStep(LossStep):
     ) -> None:
         super().__init__(model)
         self.size = compiled_for
-        by_rows = any(isinstance(module, RowNorm) for module in model.modules())
+        labels = model.task == "classification"  # one softmax for each example, not for each pixel
+        by_rows = labels and any(isinstance(module, RowNorm) for module in model.modules())
         self.compiled = compiled(model.loss, memory_budget, by_rows) if compiled_for else model.loss
 
     def forward(self, x: Any, y: Tensor) -> Terms:

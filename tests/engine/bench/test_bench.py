@@ -237,7 +237,7 @@ def test_a_memory_budget_is_for_every_compiled_step(
 ) -> None:
     budgets: list[float] = []
 
-    def compiled(function: Any, memory_budget: float) -> Any:
+    def compiled(function: Any, memory_budget: float, *_: Any) -> Any:
         budgets.append(memory_budget)
         return function
 
