@@ -9,8 +9,8 @@ from torch import Tensor
 from lpbnn.losses import Task
 from lpbnn.model import Model
 
-# Outputs that are made probabilities together: 16 MiB of them, more than any batch of labels has.
-AT_ONCE = 2**22
+# Outputs that are made probabilities together: 32 MiB of them, more than any batch of labels has.
+AT_ONCE = 2**23
 
 
 @dataclass(frozen=True, repr=False)

@@ -136,7 +136,7 @@ class SpreadInTurn(SpreadAt):
             few = _at_a_time(examples, members, self.cast.members)
             if few < members:
                 return self._in_turn(module, args, kwargs, self.plan, self.cast, few)
-        self._begun = self._begun or bool(examples)
+        self._begun = self._begun or len(examples) > 0  # torch 2.11 does not compile bool(list)
         return super().__call__(module, args, kwargs)
 
     def _in_turn(
