@@ -6,9 +6,8 @@ sample-major; in training r may also be drawn for every row of the batch, (rows,
 Everything here is a pure function of the parameters: no forward pass leaves a loss behind, so the terms
 can be read at any time, before the first pass too.
 
-The work is written over a stack of layers of equal width, because a network has dozens of them and
-each is tiny: ``draw_all`` serves all layers with a handful of batched
-products. One layer is a stack of one.
+The work is written over a stack of layers, because a network has dozens of them and each is tiny:
+``draw_all`` serves those of equal width with a handful of batched products. One layer is a stack of one.
 """
 
 from collections.abc import Sequence

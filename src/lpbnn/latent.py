@@ -134,9 +134,8 @@ class Autoencoders:
         self.for_loss = for_loss  # after a draw come the terms: the means are decoded with it
         self.latent = layers[0].latent
         widths = _by_width(layers)
-        self.order = [
-            i for indices in widths for i in indices
-        ]  # of the codes: which layer each is of
+        # Which layer each code is of.
+        self.order = [i for indices in widths for i in indices]
         self.sizes = [len(indices) for indices in widths]
         with self._exactly():
             same = [[layers[i] for i in indices] for indices in widths]
@@ -226,7 +225,7 @@ def in_stacks(many: Sequence[LatentFactors]) -> list[int]:
 
 
 class Stacks:
-    """All autoencoders of a network: one group of them, unless it is on several devices."""
+    """All autoencoders of a network: one group, unless they differ in precision or latent size."""
 
     def __init__(self, many: Sequence[LatentFactors], for_loss: bool = False) -> None:
         self.groups = stacked(many)

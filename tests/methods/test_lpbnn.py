@@ -2,6 +2,7 @@
 
 import copy
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -65,6 +66,33 @@ def test_terms_are_each_layers_own_whatever_its_width_and_latent_size() -> None:
     alone = [LatentFactors.terms([factors]) for factors in many]
     torch.testing.assert_close(kl, torch.cat([one for one, _ in alone]))
     torch.testing.assert_close(squared, torch.cat([one for _, one in alone]))
+
+
+def widths_apart() -> Any:
+    torch.manual_seed(0)
+    sizes = [(16, 64), (64, 16), (16, 64), (64, 16), (16, 2)]
+    net = nn.Sequential(*(nn.Linear(*size) for size in sizes))
+    return lpbnn.build(net, "lpbnn", members=2, num_data=100)
+
+
+def in_half_precision(model: Any) -> None:
+    model.net[0].factors.bfloat16()
+
+
+def of_another_width(model: Any) -> None:
+    model.net[0] = FastWeight(nn.Linear(4, 64), LatentFactors(2, 4, 64), "0")
+
+
+@pytest.mark.parametrize("change", [in_half_precision, of_another_width])
+def test_each_layer_keeps_the_weight_of_its_own_width(change: Callable[[Any], None]) -> None:
+    """Whatever order the stacks have them in, and whatever took the place of one."""
+    model = widths_apart()
+    change(model)
+    factors = [layer.factors for layer in model.layers]
+    _, squared = LatentFactors.terms(factors)
+    expected = (squared / torch.tensor([f.inputs for f in factors])).mean()
+    found = model.penalties()["reconstruction"]
+    torch.testing.assert_close(found, expected, check_dtype=False)
 
 
 class Calls(TorchDispatchMode):

@@ -100,17 +100,18 @@ class LatentPosterior(FastWeightEnsemble):
         self.free_nats = config.free_bits * config.latent
         self.register_buffer("penalty_weights", torch.empty(2, 0), persistent=False)
         self.register_buffer("kl_weight", torch.ones(()), persistent=False)
+        self._weighed: list[int] = []  # the inputs of the layers that the weights are for
         self._weigh(self._factors())
 
     def _weigh(self, factors: list[LatentFactors]) -> None:
-        """The weights of the penalties of the layers that there are now."""
+        """The weights of the penalties of the layers that there are now, in the stacks' order."""
+        inputs = [factors[i].inputs for i in in_stacks(factors)]
         # Made once: a tensor made in every step would make the GPU wait for the host.
-        if self.penalty_weights.shape[1] == len(factors):
+        if inputs == self._weighed:
             return
-        weights = [
-            WEIGHTINGS[self.weighting](self.num_data, factors[i].inputs) for i in in_stacks(factors)
-        ]
+        weights = [WEIGHTINGS[self.weighting](self.num_data, width) for width in inputs]
         self.penalty_weights = torch.tensor(weights).T.to(self.penalty_weights)
+        self._weighed = inputs
 
     def look_again(self) -> None:
         self._weigh(self._factors())  # which looks
@@ -118,7 +119,7 @@ class LatentPosterior(FastWeightEnsemble):
     def shared(self) -> Stacks:
         factors = self._factors()
         if not torch.compiler.is_compiling():
-            self._weigh(factors)  # a layer may have been taken out
+            self._weigh(factors)  # a layer may have been replaced
         return Stacks(factors, for_loss=True)
 
     def draw(self, rows: int, shared: Stacks | None = None) -> list[Draw]:
