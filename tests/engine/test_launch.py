@@ -11,7 +11,7 @@ import torch
 
 from lpbnn.data import Splits
 from lpbnn.engine import Interrupted, RunConfig
-from lpbnn.engine.launch import launch
+from lpbnn.engine.launch import ending_well, launch
 from lpbnn.engine.run import run
 from lpbnn.engine.rundir import RunDir
 from lpbnn.engine.shares import check_shareable
@@ -76,3 +76,31 @@ def test_a_process_ends_when_one_that_it_started_is_gone() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
     assert done.returncode == 2
     assert "(exit code 1) of this run has ended, so this one does." in done.stderr
+
+
+NESTED = """
+import os, signal
+from types import SimpleNamespace
+from lpbnn.engine import RunError
+from lpbnn.engine.launch import ending_well
+
+two = SimpleNamespace(world_size=2)
+try:
+    with ending_well(two, lambda: "outside"), ending_well(two, lambda: "resume like this"):
+        raise RuntimeError("Connection closed by peer")
+except RunError as error:
+    os.kill(os.getpid(), signal.SIGTERM)  # torchrun's, which has noticed as well
+    print(error)
+"""
+
+
+def test_what_is_said_about_a_lost_process_is_said_even_if_torchrun_ends_this_one() -> None:
+    done = subprocess.run([sys.executable, "-c", NESTED], capture_output=True, text=True)
+    assert done.stdout == "another process of this run has ended: resume like this\n", done.stderr
+
+
+def test_a_block_leaves_sigterm_as_it_was(make: Make) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with ending_well(launch(make()), lambda: ""):
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -142,17 +142,17 @@ def ending_well(fabric: "Fabric", farewell: Callable[[], str]) -> Iterator[None]
     """
     try:
         with _termination_as_interrupt():
-            yield
+            try:
+                yield
+            except RuntimeError as error:
+                if not _lost_process(error, fabric):
+                    raise
+                _ignore_termination()  # torchrun's, before the message is out
+                raise RunError(f"another process of this run has ended: {farewell()}") from error
     except Interrupted:
         raise  # a block inside this one knew more
     except KeyboardInterrupt as error:
         raise Interrupted(farewell()) from error
-    except RuntimeError as error:
-        if not _lost_process(error, fabric):
-            raise
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, before the message is out
-        raise RunError(f"another process of this run has ended: {farewell()}") from error
 
 
 def _lost_process(error: RuntimeError, fabric: "Fabric") -> bool:
@@ -174,7 +174,13 @@ def _termination_as_interrupt() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if signal.getsignal(signal.SIGTERM) is stop:  # or a block inside this one ignores it now
+            signal.signal(signal.SIGTERM, before)
+
+
+def _ignore_termination() -> None:
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _is_connected() -> bool:
