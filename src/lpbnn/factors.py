@@ -103,11 +103,14 @@ def draw_all(many: Sequence[Factors], samples: int = 1) -> list[tuple[Tensor, Te
 
 
 def stacked(many: Sequence[Factors]) -> list[list[int]]:
-    """Which layers may be computed together: indices, in order of first appearance."""
+    """Which layers may be computed together: indices, groups in order of first appearance.
+
+    Within a group those of equal width are neighbours.
+    """
     groups: dict[object, list[int]] = {}
     for i, factors in enumerate(many):
         groups.setdefault(factors.stack_key(), []).append(i)
-    return list(groups.values())
+    return [sorted(group, key=lambda i: many[i].inputs) for group in groups.values()]
 
 
 class PointFactors(Factors):

@@ -106,9 +106,9 @@ class LatentFactors(Factors):
     @staticmethod
     def terms(many: Sequence["LatentFactors"]) -> tuple[Tensor, Tensor]:
         """KL and expected squared error of every layer, (L,) each: see ``Autoencoders.terms``."""
-        places = sorted(range(len(many)), key=in_stacks(many).__getitem__)
-        kl, squared = Stacks(many).terms()
-        return kl[places], squared[places]
+        stacks = Stacks(many)
+        kl, squared = stacks.terms()
+        return kl[stacks.places], squared[stacks.places]
 
     def mean(self) -> tuple[Tensor, Tensor]:
         stack = Autoencoders([self])
@@ -124,21 +124,18 @@ class LatentFactors(Factors):
 class Autoencoders:
     """The autoencoders of layers with codes of one size, computed together.
 
-    Layers of equal width share their products; the codes of all are one tensor (L, J, latent), the widths
-    one after another. A loss needs them twice, for the draw and for its terms: both come from one of
-    these, so that each parameter is read once and gets one gradient.
+    Neighbours of equal width share their products; the codes of all are one tensor (L, J, latent). A loss
+    needs them twice, for the draw and for its terms: both come from one of these, so that each parameter is
+    read once and gets one gradient.
     """
 
     def __init__(self, layers: Sequence[LatentFactors], for_loss: bool = False) -> None:
         self.layers = layers
         self.for_loss = for_loss  # after a draw come the terms: the means are decoded with it
         self.latent = layers[0].latent
-        widths = _by_width(layers)
-        # Which layer each code is of.
-        self.order = [i for indices in widths for i in indices]
-        self.sizes = [len(indices) for indices in widths]
+        same = _runs(layers)
+        self.sizes = [len(many) for many in same]
         with self._exactly():
-            same = [[layers[i] for i in indices] for indices in widths]
             self.r = [stack(many, "r") for many in same]
             self.decoder_weights = [stack(many, "decoder.weight") for many in same]
             self.decoder_biases = [stack(many, "decoder.bias").unsqueeze(2) for many in same]
@@ -148,7 +145,7 @@ class Autoencoders:
                 torch.bmm(weight, ((r - 1) / r.shape[-1] ** 0.5).mT)
                 for weight, r in zip(encoders, self.r, strict=True)
             ]
-            bias = stack([layers[i] for i in self.order], "encoder.bias")
+            bias = stack(layers, "encoder.bias")
             code = (torch.cat(codes) + bias.unsqueeze(2)).mT
             self.mu, self.log_variance = code.chunk(2, dim=-1)
             self.sigma = (0.5 * self.log_variance).exp()
@@ -184,14 +181,14 @@ class Autoencoders:
             r_hats = self.decode(z)
         if copies > 1:
             r_hats = [r.unsqueeze(2).expand(-1, -1, copies, -1).flatten(1, 2) for r in r_hats]
-        drawn = dict(zip(self.order, (r for same in r_hats for r in same), strict=True))
-        return [(drawn[i], repeat(layer.s, samples)) for i, layer in enumerate(self.layers)]
+        drawn = [r for same in r_hats for r in same]
+        return [(r, repeat(f.s, samples)) for r, f in zip(drawn, self.layers, strict=True)]
 
     def terms(self) -> tuple[Tensor, Tensor]:
         r"""KL(q(z|r) || N(0, I)) and E ||r - r^||^2 of every layer, (L,) each, averaged over members.
 
-        They are in the order of the codes. The expectation is taken in closed form: the decoder is linear,
-        so :math:`E\|r - \hat r\|^2 = \|r - E \hat r\|^2 + \frac1k \sum_i \sigma_i^2 \|D_i\|^2`
+        The expectation is taken in closed form: the decoder is linear, so
+        :math:`E\|r - \hat r\|^2 = \|r - E \hat r\|^2 + \frac1k \sum_i \sigma_i^2 \|D_i\|^2`
         (columns of D).
         """
         with self._exactly():
@@ -207,38 +204,38 @@ class Autoencoders:
         return kl, squared
 
 
-def _by_width(layers: Sequence[LatentFactors]) -> list[list[int]]:
-    """Indices of the layers, those of equal inputs together."""
-    widths: dict[int, list[int]] = {}
-    for i, layer in enumerate(layers):
-        widths.setdefault(layer.inputs, []).append(i)
-    return list(widths.values())
-
-
-def in_stacks(many: Sequence[LatentFactors]) -> list[int]:
-    """Which layer each of the terms of ``Stacks`` is of."""
-    order: list[int] = []
-    for group in stacked(many):
-        widths = _by_width([many[i] for i in group])
-        order += [group[i] for indices in widths for i in indices]
-    return order
+def _runs(layers: Sequence[LatentFactors]) -> list[list[LatentFactors]]:
+    """The layers in their order, neighbours of equal width together."""
+    runs: list[list[LatentFactors]] = []
+    for layer in layers:
+        if not runs or runs[-1][0].inputs != layer.inputs:
+            runs.append([])
+        runs[-1].append(layer)
+    return runs
 
 
 class Stacks:
-    """All autoencoders of a network: one group, unless they differ in precision or latent size."""
+    """All autoencoders of a network: one group, unless they differ in precision or latent size.
+
+    ``layers`` are in the groups' order, ``places`` says where each is in the order they were given in.
+    """
 
     def __init__(self, many: Sequence[LatentFactors], for_loss: bool = False) -> None:
-        self.groups = stacked(many)
-        self.parts = [Autoencoders([many[i] for i in group], for_loss) for group in self.groups]
+        groups = stacked(many)
+        self.parts = [Autoencoders([many[i] for i in group], for_loss) for group in groups]
+        order = [i for group in groups for i in group]
+        self.places = sorted(range(len(order)), key=order.__getitem__)
+
+    @property
+    def layers(self) -> list[LatentFactors]:
+        return [layer for part in self.parts for layer in part.layers]
 
     def draw(self, rows: int | None = None, copies: int = 1) -> list[tuple[Tensor, Tensor]]:
-        """One draw of every layer, in the layers' order (``Autoencoders.draw``)."""
-        drawn: dict[int, tuple[Tensor, Tensor]] = {}
-        for part, group in zip(self.parts, self.groups, strict=True):
-            drawn.update(zip(group, part.draw(rows=rows, copies=copies), strict=True))
-        return [drawn[i] for i in range(len(drawn))]
+        """One draw of every layer, in the order they were given in (``Autoencoders.draw``)."""
+        drawn = [pair for part in self.parts for pair in part.draw(rows=rows, copies=copies)]
+        return [drawn[place] for place in self.places]
 
     def terms(self) -> tuple[Tensor, Tensor]:
-        """KL and squared error of every layer, (L,) each, in the order of ``in_stacks``."""
+        """KL and squared error of every one of ``layers``, (L,) each (``Autoencoders.terms``)."""
         kl, squared = zip(*(part.terms() for part in self.parts), strict=True)
         return torch.cat(kl), torch.cat(squared)

@@ -72,9 +72,8 @@ class SpreadAt:
 
     def __init__(self) -> None:
         self.plan: Plan | None = None
-        self.late: list[
-            nn.Module
-        ] = []  # stages whose layers spread; a copy of the network has its own
+        # Stages whose layers spread; a copy of the network has its own.
+        self.late: list[nn.Module] = []
 
     def add_to(self, module: nn.Module) -> None:
         module.register_forward_pre_hook(self, with_kwargs=True)

@@ -38,9 +38,11 @@ class TrainStep(LossStep):
     ) -> None:
         super().__init__(model)
         self.size = compiled_for
-        labels = model.task == "classification"  # one softmax for each example, not for each pixel
-        by_rows = labels and any(isinstance(module, RowNorm) for module in model.modules())
-        self.compiled = compiled(model.loss, memory_budget, by_rows) if compiled_for else model.loss
+        self.compiled = model.loss
+        if compiled_for:
+            labels = model.task == "classification"  # one softmax for each example, not each pixel
+            by_rows = labels and any(isinstance(module, RowNorm) for module in model.modules())
+            self.compiled = compiled(model.loss, memory_budget, by_rows)
 
     def forward(self, x: Any, y: Tensor) -> Terms:
         # A second batch size would make the compiler give up the fast kernels of the first one: the

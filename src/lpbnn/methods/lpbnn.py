@@ -25,14 +25,15 @@ quantification, 2020.
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from lpbnn.ensemble import FastWeightEnsemble
-from lpbnn.latent import LatentFactors, Stacks, in_stacks
+from lpbnn.factors import stacked
+from lpbnn.latent import LatentFactors, Stacks
 from lpbnn.layers import Draw, with_biases
 from lpbnn.methods._rank_one import (
     RankOneConfig,
@@ -101,11 +102,11 @@ class LatentPosterior(FastWeightEnsemble):
         self.register_buffer("penalty_weights", torch.empty(2, 0), persistent=False)
         self.register_buffer("kl_weight", torch.ones(()), persistent=False)
         self._weighed: list[int] = []  # the inputs of the layers that the weights are for
-        self._weigh(self._factors())
+        self.look_again()
 
-    def _weigh(self, factors: list[LatentFactors]) -> None:
-        """The weights of the penalties of the layers that there are now, in the stacks' order."""
-        inputs = [factors[i].inputs for i in in_stacks(factors)]
+    def _weigh(self, layers: Sequence[LatentFactors]) -> None:
+        """The weights of the penalties of layers in the stacks' order."""
+        inputs = [layer.inputs for layer in layers]
         # Made once: a tensor made in every step would make the GPU wait for the host.
         if inputs == self._weighed:
             return
@@ -114,13 +115,14 @@ class LatentPosterior(FastWeightEnsemble):
         self._weighed = inputs
 
     def look_again(self) -> None:
-        self._weigh(self._factors())  # which looks
+        factors = self._factors()
+        self._weigh([factors[i] for group in stacked(factors) for i in group])
 
     def shared(self) -> Stacks:
-        factors = self._factors()
+        stacks = Stacks(self._factors(), for_loss=True)
         if not torch.compiler.is_compiling():
-            self._weigh(factors)  # a layer may have been replaced
-        return Stacks(factors, for_loss=True)
+            self._weigh(stacks.layers)  # one may have been replaced
+        return stacks
 
     def draw(self, rows: int, shared: Stacks | None = None) -> list[Draw]:
         by_row = self.noise == "example" and self.training
