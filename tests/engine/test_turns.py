@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from lpbnn.data import Splits
 from lpbnn.engine import RunConfig, turns
@@ -67,6 +68,16 @@ def test_a_turn_is_taken_once_within_a_run_and_ends_with_the_outermost(
     with turns.until_the_end():
         assert turns.take() == 0.0
         assert not turns._held
+
+
+def test_turns_are_for_single_compiled_runs_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda")
+    assert turns.are_taken(True, gpu, 1)
+    assert not turns.are_taken(False, gpu, 1)
+    assert not turns.are_taken(True, torch.device("cpu"), 1)
+    assert not turns.are_taken(True, gpu, 2)
+    monkeypatch.delenv(turns.TURNS)
+    assert not turns.are_taken(True, gpu, 1)
 
 
 def test_a_turn_that_is_over_is_not_kept_by_a_child(file: Path) -> None:

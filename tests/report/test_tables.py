@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from report.conftest import Make
+from report.conftest import SESSION, Make
 
 from lpbnn.engine.files import RunError
+from lpbnn.engine.rundir import RunDir
 from lpbnn.metrics.info import METRICS
 from lpbnn.report import PaperTable, Table, comparison
 from lpbnn.report.contents import cost, diversity
@@ -167,6 +168,17 @@ def test_costs_relative_to_the_plain_network(make: Make) -> None:
     assert COSTS["cost/parameters"].format(4000) == "4.00 k"
     alone = cost(grouped(read_runs([make("lpbnn", 5)])))
     assert column(alone, "train/seconds")["LP-BNN"].relative is None
+
+
+def test_times_beside_other_runs_are_told_from_times_in_turn(make: Make) -> None:
+    runs = [make("mcp", seed) for seed in range(4)]
+    how = [{"beside": 1}, {"beside": 3}, {"beside": 5, "in_turn": True}, {}]
+    for run, changes in zip(runs, how, strict=True):
+        RunDir(run).add_session({**SESSION, **changes})
+    notes = " ".join(cost(grouped(read_runs(runs))).notes)
+    assert "1 runs shared their device with others" in notes
+    assert "1 runs had the device to themselves, but were compiled beside others" in notes
+    assert "shared" not in " ".join(cost(grouped(read_runs([runs[0], runs[3]]))).notes)
 
 
 def test_diversity_has_no_rows_for_single_networks(make: Make) -> None:

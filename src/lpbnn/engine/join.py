@@ -83,8 +83,9 @@ def join(
     target.save_weights(model)
     target.write_arrays(found.arrays)
     beside = [member.session.get("beside", 1) for member in members]
+    in_turn = all(member.session.get("in_turn", False) for member in members)
     here = environment(fabric.device, fabric.world_size)
-    target.add_session({**here, "beside": max(here["beside"], *beside)})
+    target.add_session({**here, "beside": max(here["beside"], *beside), "in_turn": in_turn})
     target.write_results(found.results)
     # The config goes last: with it and no results, the folder would look like a run to be resumed.
     target.prepare(config, info)

@@ -119,7 +119,9 @@ def _run(
         if overwrite and plan == "fresh":
             target.clear()
         target.prepare(config, info)
-        target.add_session(environment(fabric.device, fabric.world_size))
+        in_turn = turns.are_taken(config.compile, fabric.device, fabric.world_size)
+        here = environment(fabric.device, fabric.world_size)
+        target.add_session({**here, "in_turn": in_turn})
     training = fit(model, splits, config, fabric, target, resume=plan == "resume")
     over = "training is over, the evaluation was stopped. Resume with: lpbnn train --resume"
     with ending_well(fabric, lambda: f"{over} {target.path}"):

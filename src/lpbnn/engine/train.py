@@ -117,9 +117,7 @@ class _Loop:
         self.training = Training()
         self.good = weights.snapshot(model)  # the last finite weights
         self.saved = 0  # the epoch of the last checkpoint
-        # Several processes of one run would wait for each other.
-        alone = fabric.device.type == "cuda" and fabric.world_size == 1
-        self.takes_turns = config.compile and alone
+        self.takes_turns = turns.are_taken(config.compile, fabric.device, fabric.world_size)
         self.waited = 0.0  # seconds of this epoch, for other runs on the same GPU
         if folder is not None and state is not None:
             self.restore(folder, state)

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+import torch
+
 try:
     import fcntl
 except ImportError:  # Windows: they go on side by side
@@ -21,6 +23,12 @@ TURNS = "LPBNN_TURNS"  # names the file; commands that name the same one take tu
 
 _held: list[IO[Any]] = []
 _runs: list[None] = []  # under way in this process, one within the other
+
+
+def are_taken(compiles: bool, device: torch.device, processes: int) -> bool:
+    """Whether such a run waits for its turn: several processes of one would wait for each other."""
+    alone = compiles and device.type == "cuda" and processes == 1
+    return alone and fcntl is not None and bool(os.environ.get(TURNS))
 
 
 @contextmanager

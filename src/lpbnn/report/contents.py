@@ -204,8 +204,15 @@ def _cost_notes(groups: Sequence[Group]) -> list[str]:
     if devices:
         caution = "; times on different devices do not compare" * (len(devices) > 1)
         notes.append(f"Measured on {_listed(devices)}{caution}.")
-    if beside := sum(run.sessions[-1].get("beside", 1) > 1 for run in runs if run.sessions):
+    last = [run.sessions[-1] for run in runs if run.sessions]
+    among = [session for session in last if session.get("beside", 1) > 1]
+    if beside := sum(not session.get("in_turn", False) for session in among):
         notes.append(f"{beside} runs shared their device with others: alone they are faster.")
+    if in_turn := len(among) - beside:
+        notes.append(
+            f"{in_turn} runs had the device to themselves, but were compiled beside others, which is part "
+            "of their training's time: alone they compile faster."
+        )
     if kinds:
         shared = any("resident" in kind for kind, _ in kinds)
         caution = ", with all that it held before: compare it only between processes" * shared
