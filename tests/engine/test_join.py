@@ -104,6 +104,7 @@ def test_its_record_is_that_of_an_ensemble_and_names_the_members(
     assert train["peak_bytes"] == max(part["peak_bytes"] for part in parts)
     speeds = [part["images_per_second"] for part in parts]
     assert train["images_per_second"] == pytest.approx(1 / sum(1 / v for v in speeds))
+    assert train["epoch_seconds"] == pytest.approx(sum(part["epoch_seconds"] for part in parts))
     assert (train["epochs"], train["of"], train["diverged"]) == (2, 2, None)
     assert train["last"]["epoch"] == 2
     assert train["last"]["nll"] == pytest.approx(np.mean([part["last"]["nll"] for part in parts]))

@@ -171,6 +171,7 @@ def make(tmp_path: Path) -> Make:
             "diverged": diverged,
             "seconds": 10.0 * members,
             "images_per_second": 100.0,
+            "epoch_seconds": 2.0 * members,
             "peak_bytes": 400_000_000,
             "last": {},
         }

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -238,6 +239,8 @@ def _train_results(training: Training, config: RunConfig) -> dict[str, Any]:
         "diverged": training.diverged,
         "seconds": training.seconds,
         "images_per_second": images / seconds if seconds else None,
+        # What is compiled in the first epoch is no part of it.
+        "epoch_seconds": median(row["seconds"] for row in training.rows) if training.rows else None,
         "peak_bytes": training.peak_memory,
         "last": {k: v for k, v in last.items() if k not in ("images_per_second", "seconds")},
     }

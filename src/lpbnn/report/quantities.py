@@ -50,6 +50,12 @@ COSTS: dict[str, Quantity] = {
         ("cost/parameters", "Parameters", "all that is trained, of all members", COUNT),
         ("train/seconds", "Training", "wall-clock time, without the evaluation", SECONDS),
         ("train/images_per_second", "Images/s", "training images per second", COUNT),
+        (
+            "train/epoch_seconds",
+            "Epoch",
+            "its median, so without what the first one compiles",
+            SECONDS,
+        ),
         ("evaluate_seconds", "Evaluation", "wall-clock time of all that is measured", SECONDS),
         (
             "cost/predict_seconds_per_1000",
