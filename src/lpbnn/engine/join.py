@@ -172,12 +172,12 @@ def _training(members: Sequence[Member]) -> dict[str, Any]:
     """What training the members took, as if one after the other."""
     parts = [member.train for member in members]
     speeds = [part["images_per_second"] for part in parts]
-    epochs = [part.get("epoch_seconds") for part in parts]  # none in runs of before it was kept
+    epochs = [part["epoch_seconds"] for part in parts if part.get("epoch_seconds")]  # older: none
     return {
         **{key: parts[0][key] for key in ("epochs", "of", "diverged")},
         "seconds": sum(part["seconds"] for part in parts),
         "images_per_second": 1 / sum(1 / v for v in speeds) if all(speeds) else None,
-        "epoch_seconds": sum(epochs) if all(epochs) else None,
+        "epoch_seconds": sum(epochs) if len(epochs) == len(parts) else None,
         "peak_bytes": max(part["peak_bytes"] for part in parts),
         "last": _mean_of([part["last"] for part in parts]),
         "joined": [
