@@ -27,11 +27,11 @@ ICML 2020.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lpbnn.factors import at_least_float32, full_precision
@@ -138,13 +138,29 @@ class RadialBasis(Model):
         if learning:
             self._last = (tree_map_only(Tensor, Tensor.detach, x), y)
         if learning and self.config.gradient_penalty > 0:
-            penalised: Callable[[Any, Tensor], Terms] = self._penalised
-            if torch.compiler.is_compiling():  # a compiled graph cannot be differentiated twice
-                penalised = torch.compiler.disable(penalised)  # type: ignore[assignment]
+            penalised = self._in_one_graph if torch.compiler.is_compiling() else self._penalised
             return penalised(x, y)
         args, kwargs = as_call(x)
         log_k = self(*args, **kwargs).squeeze(0)
         return total(bce=self.bce(log_k, y), gradient_penalty=log_k.new_zeros(()))
+
+    def _in_one_graph(self, x: Any, y: Tensor) -> Terms:
+        """``_penalised`` inside one compiled graph; outside the compiler where it would take several.
+
+        A compiled graph cannot be differentiated twice, but it can hold the first of the gradients: it is
+        written out as a part of the forward pass, and that as a whole is differentiated once.
+        """
+        try:  # Of a function with a try block a compiler takes all or nothing, no part of the network.
+            if torch.compiler.is_compiling():
+                from torch._dynamo.comptime import comptime
+
+                comptime(_hold_gradients)
+                terms = self._penalised(x, y)
+                comptime(_refuse_operators)
+                return terms
+        finally:
+            pass
+        return torch.compiler.disable(self._penalised)(x, y)  # type: ignore[call-arg]
 
     def _penalised(self, x: Any, y: Tensor) -> Terms:
         x, inputs = _watched(x)
@@ -189,9 +205,7 @@ class RadialBasis(Model):
 
 def _watched(x: Any) -> tuple[Any, list[Tensor]]:
     """The batch with its floating-point tensors as leaves to differentiate by, and these."""
-    x = tree_map_only(
-        Tensor, lambda t: t.detach().requires_grad_() if t.is_floating_point() else t, x
-    )
+    x = tree_map_only(Tensor, lambda t: _leaf(t) if t.is_floating_point() else t, x)
     inputs = [t for t in tree_leaves(x) if isinstance(t, Tensor) and t.is_floating_point()]
     if not inputs:
         raise TypeError(
@@ -199,6 +213,11 @@ def _watched(x: Any) -> tuple[Any, list[Tensor]]:
             "point. Fix: build(..., gradient_penalty=0)."
         )
     return x, inputs
+
+
+def _leaf(x: Tensor) -> Tensor:
+    """x, to differentiate by; the graph that it came from ends here."""
+    return x.detach().requires_grad_()
 
 
 def input_penalty(output: Tensor, inputs: list[Tensor]) -> Tensor:
@@ -210,9 +229,24 @@ def input_penalty(output: Tensor, inputs: list[Tensor]) -> Tensor:
         tensor(16.)
     """
     gradients = torch.autograd.grad(output, inputs, create_graph=True, allow_unused=True)
-    used = [at_least_float32(g).reshape(len(g), -1) for g in gradients if g is not None]
+    used = [at_least_float32(g).reshape(g.shape[0], -1) for g in gradients if g is not None]
     norm = torch.cat(used, 1).norm(dim=1)
     return (norm - 1).square().mean()
+
+
+def _hold_gradients(_: Any) -> None:
+    """For a compiler, as it traces: these go into its graph as they are, with the gradient in them."""
+    torch.compiler.allow_in_graph([_leaf, input_penalty])
+
+
+def _refuse_operators(trace: Any) -> None:
+    """For a compiler, as it traces: no graph with an operator that is made of graphs.
+
+    An ``autograd.Function`` is one there, and what it saved is a constant to the second derivative: the
+    gradients would be wrong without a word.
+    """
+    if any(isinstance(node.target, HigherOrderOperator) for node in trace.graph().nodes):
+        trace.graph_break("duq differentiates twice; not an autograd.Function or a checkpoint here")
 
 
 def build(net: nn.Module, config: Config, **model_options: Any) -> Model:
