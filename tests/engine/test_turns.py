@@ -5,14 +5,17 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from lpbnn.data import Splits
 from lpbnn.engine import RunConfig, turns
+from lpbnn.engine import run as run_module
 from lpbnn.engine.build import DataInfo, build_model
 from lpbnn.engine.run import run
+from lpbnn.engine.rundir import RunDir
 from lpbnn.engine.train import _Loop, fit
 
 pytest.importorskip("fcntl", reason="needs POSIX locks")
@@ -128,3 +131,24 @@ def test_a_run_gives_its_turn_back_however_it_ends(
         run(make("mcp", epochs=1), tmp_path / "b", splits=splits)
     assert held == [1, 1]
     assert not turns._held
+
+
+def test_a_run_that_was_trained_is_measured_in_its_turn(
+    make: Make, splits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "are_taken", lambda *_: True)
+    own, held = run_module._measure, []
+
+    def measure(*args: Any) -> dict[str, Any]:
+        held.append(len(turns._held))
+        if len(held) == 1:
+            raise KeyError("stopped")
+        return own(*args)
+
+    monkeypatch.setattr(run_module, "_measure", measure)
+    config = make("mcp", epochs=1)
+    with pytest.raises(KeyError, match="stopped"):
+        run(config, tmp_path / "a", splits=splits)
+    run(config, tmp_path / "a", resume=True, splits=splits)  # nothing is left to be trained
+    assert held == [1, 1]
+    assert [one["in_turn"] for one in RunDir(tmp_path / "a").sessions()] == [True, True]

@@ -2,10 +2,12 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from networks import Mlp, ResNet, UsersOwn
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -18,7 +20,7 @@ from lpbnn.engine import OptimConfig, RunConfig
 from lpbnn.engine.launch import launch
 from lpbnn.engine.step import Step
 from lpbnn.methods.duq import RadialBasis
-from lpbnn.model import Terms
+from lpbnn.model import LossStep, Model, Terms
 
 Loss = Callable[[Any, Tensor], Terms]
 
@@ -220,6 +222,61 @@ def test_users_networks(net: Callable[[], nn.Module], inputs: tuple[str, ...], g
     assert_equal(expected, found, rtol=1e-10, atol=1e-12)
     assert bool(counters["graph_break"]) != bool(graphs)
     assert sum("input_penalty" in str(graph.graph) for graph in counter.graphs) == graphs
+
+
+class Skip(nn.Module):
+    """Two ways from the input, one of them more than the first bucket of DDP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Linear(5, 400), nn.Tanh(), nn.Linear(400, 400), nn.Linear(400, 6)
+        )
+        self.skip, self.head = nn.Linear(5, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.body(x) + self.skip(x)))
+
+
+class Compiled(LossStep):
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        self.compiled = torch.compile(model.loss, backend="aot_eager")
+
+    def forward(self, x: Tensor, y: Tensor) -> Terms:
+        return self.compiled(x, y)
+
+
+def test_ddp_cuts_no_graph_with_a_gradient_in_it(tmp_path: Path) -> None:
+    """Its optimizer compiles a network in parts, bucket by bucket, and a part is not the network."""
+    model = build(Skip()).double()
+    x, y = torch.randn(4, 5).double(), torch.randint(3, (4,))
+    alone = copy.deepcopy(model)
+    expected = alone.loss(x, y)
+    expected["loss"].backward()
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        found = nn.parallel.DistributedDataParallel(Compiled(model))(x, y)
+        found["loss"].backward()
+    finally:
+        dist.destroy_process_group()
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-12)
+
+
+def test_a_network_that_does_not_look_at_its_input_is_told() -> None:
+    class Blind(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x.detach())
+
+    with pytest.raises(ValueError, match="do not depend on the inputs.*gradient_penalty=0"):
+        build(Blind()).loss(torch.randn(4, 5), torch.randint(3, (4,)))
 
 
 def test_errors_are_those_of_the_uncompiled_loss() -> None:

@@ -171,12 +171,15 @@ def test_costs_relative_to_the_plain_network(make: Make) -> None:
 
 
 def test_times_beside_other_runs_are_told_from_times_in_turn(make: Make) -> None:
-    runs = [make("mcp", seed) for seed in range(4)]
-    how = [{"beside": 1}, {"beside": 3}, {"beside": 5, "in_turn": True}, {}]
-    for run, changes in zip(runs, how, strict=True):
-        RunDir(run).add_session({**SESSION, **changes})
+    runs = [make("mcp", seed) for seed in range(5)]
+    turn = {"beside": 5, "in_turn": True}
+    for run, starts in zip(runs, [[{"beside": 1}], [{"beside": 3}], [turn], [{}], []], strict=True):
+        for changes in starts:
+            RunDir(run).add_session({**SESSION, **changes})
+    for changes in ({"beside": 3}, turn):  # resumed: what went before counts too
+        RunDir(runs[4]).add_session({**SESSION, **changes})
     notes = " ".join(cost(grouped(read_runs(runs))).notes)
-    assert "1 runs shared their device with others" in notes
+    assert "2 runs shared their device with others" in notes
     assert "1 runs had the device to themselves, but were compiled beside others" in notes
     assert "shared" not in " ".join(cost(grouped(read_runs([runs[0], runs[3]]))).notes)
 

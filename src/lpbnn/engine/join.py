@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from lpbnn.data import Splits
+from lpbnn.engine import turns
 from lpbnn.engine.build import DataInfo, load_data, resolved
 from lpbnn.engine.codec import differences, from_data, to_data
 from lpbnn.engine.config import INCIDENTAL, EvalConfig, RunConfig
@@ -82,10 +83,10 @@ def join(
     target.make()
     target.save_weights(model)
     target.write_arrays(found.arrays)
-    beside = [member.session.get("beside", 1) for member in members]
-    in_turn = all(member.session.get("in_turn", False) for member in members)
     here = environment(fabric.device, fabric.world_size)
-    target.add_session({**here, "beside": max(here["beside"], *beside), "in_turn": in_turn})
+    beside = max(here["beside"], *(member.session.get("beside", 1) for member in members))
+    alone = here["beside"] == 1 and all(turns.were_alone(m.folder.sessions()) for m in members)
+    target.add_session({**here, "beside": beside, "in_turn": alone and beside > 1})
     target.write_results(found.results)
     # The config goes last: with it and no results, the folder would look like a run to be resumed.
     target.prepare(config, info)

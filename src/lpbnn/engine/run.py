@@ -124,6 +124,8 @@ def _run(
         here = environment(fabric.device, fabric.world_size)
         target.add_session({**here, "in_turn": in_turn})
     training = fit(model, splits, config, fabric, target, resume=plan == "resume")
+    if turns.are_taken(config.compile, fabric.device, fabric.world_size):
+        turns.take()  # one that was trained before, and stopped while it was measured, has not had it yet
     over = "training is over, the evaluation was stopped. Resume with: lpbnn train --resume"
     with ending_well(fabric, lambda: f"{over} {target.path}"):
         if fabric.is_global_zero:
@@ -233,14 +235,15 @@ def _train_results(training: Training, config: RunConfig) -> dict[str, Any]:
     last = training.rows[-1] if training.rows else {}
     seconds = sum(row["seconds"] for row in training.rows)
     images = sum(row["images_per_second"] * row["seconds"] for row in training.rows)
+    # Without the first, in which a step is compiled, and one that was broken off.
+    epochs = [row["seconds"] for row in training.rows[1 : training.epochs]]
     return {
         "epochs": training.epochs,
         "of": config.epochs,
         "diverged": training.diverged,
         "seconds": training.seconds,
         "images_per_second": images / seconds if seconds else None,
-        # What is compiled in the first epoch is no part of it.
-        "epoch_seconds": median(row["seconds"] for row in training.rows) if training.rows else None,
+        "epoch_seconds": median(epochs) if epochs else None,
         "peak_bytes": training.peak_memory,
         "last": {k: v for k, v in last.items() if k not in ("images_per_second", "seconds")},
     }

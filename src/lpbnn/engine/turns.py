@@ -7,7 +7,7 @@ nobody else were there. The turn is the lock of a file, so it ends with its proc
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -29,6 +29,15 @@ def are_taken(compiles: bool, device: torch.device, processes: int) -> bool:
     """Whether such a run waits for its turn: several processes of one would wait for each other."""
     alone = compiles and device.type == "cuda" and processes == 1
     return alone and fcntl is not None and bool(os.environ.get(TURNS))
+
+
+def were_alone(sessions: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a run had the device to itself each time it was started: nobody else was there, or in turn.
+
+    >>> were_alone([{"beside": 1}, {"beside": 4, "in_turn": True}]), were_alone([{"beside": 4}])
+    (True, False)
+    """
+    return all(one.get("beside", 1) == 1 or one.get("in_turn", False) for one in sessions)
 
 
 @contextmanager

@@ -156,7 +156,7 @@ class RadialBasis(Model):
 
                 comptime(_hold_gradients)
                 terms = self._penalised(x, y)
-                comptime(_refuse_operators)
+                comptime(_refuse_parts)
                 return terms
         finally:
             pass
@@ -230,6 +230,11 @@ def input_penalty(output: Tensor, inputs: list[Tensor]) -> Tensor:
     """
     gradients = torch.autograd.grad(output, inputs, create_graph=True, allow_unused=True)
     used = [at_least_float32(g).reshape(g.shape[0], -1) for g in gradients if g is not None]
+    if not used:
+        raise ValueError(
+            "duq's gradient penalty: the outputs do not depend on the inputs, or the network detaches "
+            "them. Fix: build it with gradient_penalty=0."
+        )
     norm = torch.cat(used, 1).norm(dim=1)
     return (norm - 1).square().mean()
 
@@ -239,14 +244,17 @@ def _hold_gradients(_: Any) -> None:
     torch.compiler.allow_in_graph([_leaf, input_penalty])
 
 
-def _refuse_operators(trace: Any) -> None:
-    """For a compiler, as it traces: no graph with an operator that is made of graphs.
+def _refuse_parts(trace: Any) -> None:
+    """For a compiler, as it traces: no graph that is made of graphs, or will be cut into some.
 
-    An ``autograd.Function`` is one there, and what it saved is a constant to the second derivative: the
-    gradients would be wrong without a word.
+    What an ``autograd.Function`` saved, and what the part of a graph before a cut of DDP's optimizer gave,
+    are constants to the inner gradient: it would be wrong without a word.
     """
     if any(isinstance(node.target, HigherOrderOperator) for node in trace.graph().nodes):
         trace.graph_break("duq differentiates twice; not an autograd.Function or a checkpoint here")
+    ddp = nn.parallel.DistributedDataParallel._get_active_ddp_module()
+    if ddp is not None and torch._dynamo.config.optimize_ddp:
+        trace.graph_break("duq's inner gradient is of the whole network, which optimize_ddp cuts")
 
 
 def build(net: nn.Module, config: Config, **model_options: Any) -> Model:

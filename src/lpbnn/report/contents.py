@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lpbnn.engine.rundir import RunDir
+from lpbnn.engine.turns import were_alone
 from lpbnn.metrics.info import METRICS
 from lpbnn.report.quantities import COSTS, UNCERTAINTY
 from lpbnn.report.runs import BASELINE, Group, Run, by_data, counted, grouped, read_runs
@@ -204,11 +205,10 @@ def _cost_notes(groups: Sequence[Group]) -> list[str]:
     if devices:
         caution = "; times on different devices do not compare" * (len(devices) > 1)
         notes.append(f"Measured on {_listed(devices)}{caution}.")
-    last = [run.sessions[-1] for run in runs if run.sessions]
-    among = [session for session in last if session.get("beside", 1) > 1]
-    if beside := sum(not session.get("in_turn", False) for session in among):
-        notes.append(f"{beside} runs shared their device with others: alone they are faster.")
-    if in_turn := len(among) - beside:
+    among = [run.sessions for run in runs if any(one.get("beside", 1) > 1 for one in run.sessions)]
+    if shared := sum(not were_alone(sessions) for sessions in among):
+        notes.append(f"{shared} runs shared their device with others: alone they are faster.")
+    if in_turn := len(among) - shared:
         notes.append(
             f"{in_turn} runs had the device to themselves, but were compiled beside others, which is part "
             "of their training's time: alone they compile faster."

@@ -53,7 +53,7 @@ COSTS: dict[str, Quantity] = {
         (
             "train/epoch_seconds",
             "Epoch",
-            "its median, so without what the first one compiles",
+            "median of all but the first, which compiles",
             SECONDS,
         ),
         ("evaluate_seconds", "Evaluation", "wall-clock time of all that is measured", SECONDS),
