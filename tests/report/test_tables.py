@@ -178,9 +178,15 @@ def test_times_beside_other_runs_are_told_from_times_in_turn(make: Make) -> None
             RunDir(run).add_session({**SESSION, **changes})
     for changes in ({"beside": 3}, turn):  # resumed: what went before counts too
         RunDir(runs[4]).add_session({**SESSION, **changes})
-    notes = " ".join(cost(grouped(read_runs(runs))).notes)
-    assert "2 runs shared their device with others" in notes
+    table = cost(grouped(read_runs(runs)))
+    notes = " ".join(table.notes)
+    assert "2 runs shared their device with others: their times are left out" in notes
     assert "1 runs had the device to themselves, but were compiled beside others" in notes
+    assert len(column(table, "train/seconds")["MCP"].values) == 3
+    assert len(column(table, "cost/parameters")["MCP"].values) == 5
+    table = cost(grouped(read_runs([runs[1], runs[4]])))
+    assert "2 runs shared their device with others: alone they are faster" in " ".join(table.notes)
+    assert len(column(table, "train/seconds")["MCP"].values) == 2
     assert "shared" not in " ".join(cost(grouped(read_runs([runs[0], runs[3]]))).notes)
 
 

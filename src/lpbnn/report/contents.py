@@ -111,10 +111,7 @@ def uncertainty(groups: Sequence[Group]) -> Table:
 def cost(groups: Sequence[Group]) -> Table:
     """What a method costs, also relative to the plain network where that is among the rows."""
     columns = [Column(key, info, marked=False) for key, info in COSTS.items()]
-    cells = {
-        group.label: {key: _measured(group.values(*key.split("/"))) for key in COSTS}
-        for group in groups
-    }
+    cells = {group.label: {key: _measured(_costs(group, key)) for key in COSTS} for group in groups}
     base = next((group for group in groups if group.method == BASELINE), None)
     notes = _cost_notes(groups)
     if base is not None and len(groups) > 1:
@@ -126,6 +123,15 @@ def cost(groups: Sequence[Group]) -> Table:
                     numbers[key] = replace(cell, relative=cell.mean / base_mean)
         notes.append(f"×: relative to {base.label}.")
     return build("Cost", columns, groups, cells, notes)
+
+
+def _costs(group: Group, key: str) -> list[float | None]:
+    """Of every run; times of those that shared the device only where all of the row did."""
+    values = group.values(*key.split("/"))
+    alone = [were_alone(run.sessions) for run in group.runs]
+    if "second" not in key or not any(alone):
+        return values
+    return [value if by_itself else None for value, by_itself in zip(values, alone, strict=True)]
 
 
 def _measured(values: Iterable[float | None]) -> Cell:
@@ -205,10 +211,18 @@ def _cost_notes(groups: Sequence[Group]) -> list[str]:
     if devices:
         caution = "; times on different devices do not compare" * (len(devices) > 1)
         notes.append(f"Measured on {_listed(devices)}{caution}.")
-    among = [run.sessions for run in runs if any(one.get("beside", 1) > 1 for one in run.sessions)]
-    if shared := sum(not were_alone(sessions) for sessions in among):
+    rows = [[were_alone(run.sessions) for run in group.runs] for group in groups]
+    if left_out := sum(alone.count(False) for alone in rows if any(alone)):
+        notes.append(
+            f"{left_out} runs shared their device with others: their times are left out, because others of "
+            "their row had it to themselves."
+        )
+    if shared := sum(len(alone) for alone in rows if not any(alone)):
         notes.append(f"{shared} runs shared their device with others: alone they are faster.")
-    if in_turn := len(among) - shared:
+    if in_turn := sum(
+        were_alone(run.sessions) and any(one.get("beside", 1) > 1 for one in run.sessions)
+        for run in runs
+    ):
         notes.append(
             f"{in_turn} runs had the device to themselves, but were compiled beside others, which is part "
             "of their training's time: alone they compile faster."
