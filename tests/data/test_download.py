@@ -118,6 +118,18 @@ def test_an_archive_cannot_write_outside(tmp_path: Path) -> None:
     assert list(root.iterdir()) == []
 
 
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
+def test_an_archive_holds_files_and_folders_only(tmp_path: Path, kind: bytes) -> None:
+    (root := tmp_path / "root").mkdir()
+    with tarfile.open(archive := tmp_path / "a.tar", "w") as tar:
+        info = tarfile.TarInfo("set/strange")
+        info.type, info.linkname = kind, "/etc/passwd"
+        tar.addfile(info)
+    with pytest.raises(ValueError, match="'set/strange' is neither a file nor a folder"):
+        _download.extract(archive, "set", root)
+    assert list(root.iterdir()) == []
+
+
 def test_an_archive_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with tarfile.open(archive := tmp_path / "a.tar", "w") as tar:
