@@ -1,8 +1,11 @@
 """Experiments run whole in a small form, print the paper's numbers beside ours, and resume."""
 
 import io
+import multiprocessing
+import time
 import weakref
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -257,3 +260,29 @@ def test_nothing_of_a_run_is_left_for_the_next_one(
     configs = {str(seed): small(method, seed) for seed in range(3)}
     run_all(configs, tmp_path, console, jobs=1)
     assert alive == [0, 0, 0]
+
+
+def a_run(here: Connection) -> None:
+    _suite.end_with_the_command()
+    here.send("training")
+    time.sleep(120)
+
+
+def a_command(here: Connection) -> None:
+    multiprocessing.get_context("spawn").Process(target=a_run, args=(here,)).start()
+    time.sleep(120)
+
+
+def test_no_run_outlives_a_command_that_was_killed() -> None:
+    context = multiprocessing.get_context("spawn")
+    listening, here = context.Pipe(duplex=False)
+    command = context.Process(target=a_command, args=(here,))
+    command.start()
+    here.close()
+    assert listening.poll(60)
+    assert listening.recv() == "training"
+    command.kill()
+    command.join()
+    assert listening.poll(60)  # the other end is closed
+    with pytest.raises(EOFError):
+        listening.recv()

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -210,7 +211,23 @@ def _took(folder: Path) -> str:
     return f"{spent}{diverged}, measured {results['evaluate_seconds']:.0f} s"
 
 
+def end_with_the_command() -> None:
+    """In a process of a command: end when the command has ended, even if it was killed.
+
+    Ctrl-C reaches every process, a kill the command alone: its runs would go on, and nobody would know.
+    """
+    command = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if command is not None:
+            command.join()
+            os._exit(1)  # run folders are whole at any moment, and a turn ends with its process
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def _start(threads: int, jobs: int, turns: str) -> None:
+    end_with_the_command()
     torch.set_num_threads(threads)
     os.environ.setdefault(TURNS, turns)
     # Whoever has started other commands as well may have said how many runs there are in all.
