@@ -116,15 +116,15 @@ def _run(
         matching(model, pattern)  # told before anything is written
     _try_out(model, config, splits)
     check_shareable(model, config)
+    in_turn = turns.are_taken(config.compile, fabric.device, fabric.world_size)
     if fabric.is_global_zero:
         if overwrite and plan == "fresh":
             target.clear()
         target.prepare(config, info)
-        in_turn = turns.are_taken(config.compile, fabric.device, fabric.world_size)
         here = environment(fabric.device, fabric.world_size)
         target.add_session({**here, "in_turn": in_turn})
     training = fit(model, splits, config, fabric, target, resume=plan == "resume")
-    if turns.are_taken(config.compile, fabric.device, fabric.world_size):
+    if in_turn:
         turns.take()  # one that was trained before, and stopped while it was measured, has not had it yet
     over = "training is over, the evaluation was stopped. Resume with: lpbnn train --resume"
     with ending_well(fabric, lambda: f"{over} {target.path}"):
