@@ -65,8 +65,8 @@ class Config(RankOneConfig):
     train_r: bool = (
         False  # r as drawn, as the released code has it; True lets r learn, as the paper writes
     )
-    train_decoder: bool = True  # False: D as drawn, so that only sigma sizes the noise
-    log_variance: float = -2.0  # of z, before training
+    train_decoder: bool = False  # D as drawn, so that only sigma sizes the noise; True lets D learn
+    log_variance: float = -1.5  # of z, before training
     noise: Noise = (
         "pass"  # the training loss draws z for every "pass", or for every "example" of it
     )
