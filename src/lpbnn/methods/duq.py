@@ -36,6 +36,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lpbnn.factors import at_least_float32, full_precision
 from lpbnn.losses import check_targets
+from lpbnn.methods._twice import rewrite
 from lpbnn.model import Model, Terms, as_call, batch_size, total
 from lpbnn.predict import evaluating
 
@@ -157,6 +158,7 @@ class RadialBasis(Model):
                 comptime(_hold_gradients)
                 terms = self._penalised(x, y)
                 comptime(_refuse_parts)
+                comptime(_differentiate_quickly)
                 return terms
         finally:
             pass
@@ -255,6 +257,11 @@ def _refuse_parts(trace: Any) -> None:
     ddp = nn.parallel.DistributedDataParallel._get_active_ddp_module()
     if ddp is not None and torch._dynamo.config.optimize_ddp:
         trace.graph_break("duq's inner gradient is of the whole network, which optimize_ddp cuts")
+
+
+def _differentiate_quickly(trace: Any) -> None:
+    """For a compiler, when it has traced the network."""
+    rewrite(trace.graph())
 
 
 def build(net: nn.Module, config: Config, **model_options: Any) -> Model:

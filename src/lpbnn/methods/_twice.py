@@ -1,0 +1,105 @@
+r"""Convolutions that are differentiated twice: by the input, and then what came of it by the weights.
+
+.. math:: y = W * x, \quad g_x = W *^T g_y, \quad \frac{\partial L}{\partial W}
+    = \text{the weight gradient of the transposed convolution } g_y \mapsto g_x
+
+Torch has a formula of its own for the last: a convolution whose kernel is as large as the picture. A GPU
+does that with a few of its processors. Written as the transposed convolution that it is, :math:`g_x` has
+the same weight gradient as any other one, and kernels made for it.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.fx import Graph
+
+CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
+
+
+def rewrite(graph: Graph) -> None:
+    """Let the convolutions of a graph that is being traced be ``convolution``."""
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in CONVOLUTIONS:
+            node.target = convolution
+
+
+def convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    """``torch.conv1d``, ``conv2d`` or ``conv3d``, whose gradient by x is differentiated quickly.
+
+    >>> x, weight = torch.randn(2, 3, 8, 8, requires_grad=True), torch.randn(4, 3, 3, 3)
+    >>> torch.equal(convolution(x, weight, stride=2), torch.conv2d(x, weight, stride=2))
+    True
+    """
+    spatial = weight.dim() - 2
+    if isinstance(padding, str) or x.dim() != weight.dim():  # rare: as torch does it
+        plain = CONVOLUTIONS[spatial - 1]
+        return plain(x, weight, bias, stride, padding, dilation, groups)
+    x, weight = _cast(x), _cast(weight)
+    sizes = [list(s) if isinstance(s, (tuple, list)) else [s] for s in (stride, padding, dilation)]
+    sizes = [s * spatial if len(s) == 1 else s for s in sizes]
+    y: Tensor = _Convolution.apply(x, weight, *sizes, groups)  # type: ignore[assignment]
+    return y if bias is None else y + _cast(bias).view(-1, *[1] * spatial)
+
+
+def _cast(x: Tensor) -> Tensor:
+    """What autocast would make of an input of a convolution: here both gradients are to know of it."""
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind) and x.dtype != torch.float64:
+        return x.to(torch.get_autocast_dtype(kind))
+    return x
+
+
+class _Convolution(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        stride: list[int],
+        padding: list[int],
+        dilation: list[int],
+        groups: int,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.sizes = stride, padding, dilation, groups
+        return torch.convolution(
+            x, weight, None, stride, padding, dilation, False, [0] * len(stride), groups
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (g,) = gradients
+        x, weight = ctx.saved_tensors
+        stride, padding, dilation, groups = ctx.sizes
+        by_x = by_weight = None
+        if ctx.needs_input_grad[0]:
+            # Rows and columns of x that no step of the stride reached.
+            left = [
+                size - ((out - 1) * s - 2 * p + d * (k - 1) + 1)
+                for size, out, s, p, d, k in zip(
+                    x.shape[2:],
+                    g.shape[2:],
+                    stride,
+                    padding,
+                    dilation,
+                    weight.shape[2:],
+                    strict=True,
+                )
+            ]
+            by_x = torch.convolution(g, weight, None, stride, padding, dilation, True, left, groups)
+        if ctx.needs_input_grad[1]:
+            by_weight = torch.ops.aten.convolution_backward(
+                g, x, weight, None, stride, padding, dilation, False, [0] * len(stride), groups,
+                [False, True, False],
+            )[1]  # fmt: skip
+        return by_x, by_weight, None, None, None, None
