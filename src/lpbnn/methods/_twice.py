@@ -26,7 +26,7 @@ def rewrite(graph: Graph) -> None:
 
 
 def convolution(
-    x: Tensor,
+    input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Any = 1,
@@ -34,17 +34,19 @@ def convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    """``torch.conv1d``, ``conv2d`` or ``conv3d``, whose gradient by x is differentiated quickly.
+    """``torch.conv1d``, ``conv2d`` or ``conv3d``, whose gradient by the input is differentiated quickly.
+
+    Its arguments have torch's names: calls of them become calls of this.
 
     >>> x, weight = torch.randn(2, 3, 8, 8, requires_grad=True), torch.randn(4, 3, 3, 3)
     >>> torch.equal(convolution(x, weight, stride=2), torch.conv2d(x, weight, stride=2))
     True
     """
     spatial = weight.dim() - 2
-    if isinstance(padding, str) or x.dim() != weight.dim():  # rare: as torch does it
+    if isinstance(padding, str) or input.dim() != weight.dim():  # rare: as torch does it
         plain = CONVOLUTIONS[spatial - 1]
-        return plain(x, weight, bias, stride, padding, dilation, groups)
-    x, weight = _cast(x), _cast(weight)
+        return plain(input, weight, bias, stride, padding, dilation, groups)
+    x, weight = _cast(input), _cast(weight)
     sizes = [list(s) if isinstance(s, (tuple, list)) else [s] for s in (stride, padding, dilation)]
     sizes = [s * spatial if len(s) == 1 else s for s in sizes]
     y: Tensor = _Convolution.apply(x, weight, *sizes, groups)  # type: ignore[assignment]

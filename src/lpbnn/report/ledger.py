@@ -100,7 +100,8 @@ def _is_kept(path: Path) -> bool:
 
 
 def _entries(folder: Path) -> list[Run]:
-    return [Run.read(path) for path in sorted(folder.glob("*.json"))]
+    runs = [Run.read(path) for path in folder.glob("*.json")]
+    return sorted(runs, key=lambda run: (run.path.stem.rpartition("-")[0], run.seed, run.path))
 
 
 def _check_distinct(runs: Iterable[Run]) -> None:
