@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -250,21 +251,33 @@ def test_a_killed_process_without_torchrun(ran: Ran, splits: Splits, tmp_path: P
     assert [row["loss"] for row in resumed] == pytest.approx([r["loss"] for r in through], abs=1e-5)
 
 
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """What a test starts is stopped by Ctrl-C, however the test itself was started.
+
+    What a script starts in the background (``pytest &``) ignores it, and so does all that is started there.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_stops_all_and_one_says_how_to_go_on(tmp_path: Path) -> None:
     settings = "--data digits --method mcp --backbone mlp --device cpu --devices 2 --epochs 9999"
     command = [*["-m", "lpbnn", "train", "-o"], str(tmp_path / "run"), *settings.split()]
-    running = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, *command], stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    started = time.monotonic()
-    while not (tmp_path / "run" / "checkpoint.pt").exists() and time.monotonic() < started + 100:
-        time.sleep(0.05)
-    os.killpg(running.pid, signal.SIGINT)  # as a terminal does
-    try:
-        _, errors = running.communicate(timeout=60)
-    except subprocess.TimeoutExpired:
-        os.killpg(running.pid, signal.SIGKILL)
-        raise
+    ) as running:
+        checkpoint, latest = tmp_path / "run" / "checkpoint.pt", time.monotonic() + 100
+        while not checkpoint.exists() and time.monotonic() < latest:
+            time.sleep(0.05)
+        os.killpg(running.pid, signal.SIGINT)  # as a terminal does
+        try:
+            _, errors = running.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            os.killpg(running.pid, signal.SIGKILL)
+            raise
     assert running.returncode == 130, errors
     assert errors.count("Resume with") == 1, errors
     assert "Traceback" not in errors
