@@ -87,6 +87,25 @@ def test_autocast_is_as_everywhere() -> None:
     torch.testing.assert_close(gradient, exact, rtol=0.02, atol=0.1)
 
 
+def test_a_part_that_is_not_cast_stays_so_in_the_gradient() -> None:
+    x, weight = torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3, requires_grad=True)
+    exact = second(torch.conv2d, x, weight, None)
+
+    def uncast(*args: Any) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return convolution(*args)
+
+    with torch.autocast("cpu", torch.bfloat16):  # around the inner gradient too
+        found = second(uncast, x, weight, None)
+    torch.testing.assert_close(found, exact)
+
+
+def test_complex_numbers_as_torch_has_them() -> None:
+    x = torch.randn(2, 2, 5, 5, dtype=torch.complex64)
+    weight = torch.randn(2, 2, 3, 3, dtype=torch.complex64)
+    torch.testing.assert_close(convolution(x, weight), torch.conv2d(x, weight))
+
+
 def test_a_compiled_step_has_no_kernel_as_large_as_the_picture() -> None:
     """The widths of all kernels: what torch's own formula makes of DUQ's penalty would be among them."""
     model = lpbnn.build(ResNet(), "duq", sigma=0.5).double().train()

@@ -41,6 +41,21 @@ def test_cifar_experiments_show_a_ledger(
         table1.run(table1.Config(source=ledger, methods=("duq",)), console)
 
 
+def test_only_the_networks_that_are_asked_for(make: Make, tmp_path: Path) -> None:
+    console, ledger = Console(record=True, width=200), tmp_path / "ledger"
+    for backbone in ("wrn-16-4", "wrn-28-10"):
+        keep(make("mcp", folder=backbone, data=info(name="cifar10"), backbone=backbone), ledger)
+    page = tmp_path / "page.html"
+    for chosen in ((), ("wrn-28-10",)):
+        table1.run(table1.Config(source=ledger, report=page, backbone=chosen), console)
+        shown = console.export_text()
+        assert "cifar10, wrn-28-10" in shown
+        assert ("cifar10, wrn-16-4" in shown) == (not chosen)
+    problem = r"has runs of wrn-16-4, wrn-28-10; expected lenet. Fix: .* another backbone"
+    with pytest.raises(ValueError, match=problem):
+        table1.run(table1.Config(source=ledger, backbone=("lenet",)), console)
+
+
 def test_a_tradeoff_names_its_rows_by_what_differs(make: Make, tmp_path: Path) -> None:
     console, ledger = Console(record=True, width=200), tmp_path / "ledger"
     cifar = {"data": info(name="cifar10"), "backbone": "wrn-16-4"}

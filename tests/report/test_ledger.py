@@ -90,6 +90,15 @@ def test_a_folder_of_runs_or_of_the_ledger(make: Make, ledger: Path, tmp_path: P
         found_in(tmp_path / "nothing")
 
 
+def test_seeds_are_in_the_order_of_numbers(make: Make, ledger: Path, tmp_path: Path) -> None:
+    for seed in (10, 2, 1):
+        keep(make("mcp", seed, folder=f"own/mcp-lr0.05-{seed}"), ledger)
+    keep(make("lpbnn", 3, folder="own/lpbnn-wide1"), ledger)
+    expected = [("lpbnn", 3), ("mcp", 1), ("mcp", 2), ("mcp", 10)]
+    for folder in (ledger, tmp_path / "own"):
+        assert [(run.method, run.seed) for run in found_in(folder)] == expected
+
+
 def test_the_papers_cE_stands_beside_the_mean_over_severities_only(make: Make) -> None:
     groups = grouped([Run.read(make("lpbnn", data=info(name="cifar10")))])
     table = severity(groups, ("ece",), published("cifar10", "wrn-28-10"))

@@ -13,6 +13,7 @@ from lpbnn.experiments._suite import Work
 Preset = Literal["cifar10", "cifar10-fast", "cifar100", "cifar100-fast"]
 # Methods that ask for their own learning rate and weight decay (SPEC, section 3).
 OPTIM = {"duq": OptimConfig(lr=0.05, weight_decay=5e-4)}
+BACKBONE = "wrn-16-4"  # where none is given
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class CifarConfig(Work):
     """Folder with cifar-10-batches-py (or cifar-100-python) and, for detection, svhn."""
     checksum: Literal["published", "any"] = "published"
     """"any" also takes copies of the files, re-packed or re-ordered; the data's description says so."""
-    backbone: tuple[str, ...] = ("wrn-16-4",)
-    """One or more; wrn-28-10 is the paper's."""
+    backbone: tuple[str, ...] = ()
+    """One or more; wrn-28-10 is the paper's. None given: wrn-16-4, or with --from all that are there."""
     methods: tuple[str, ...] = ()
     """Only these; none given: all."""
     seeds: int = 3
@@ -92,12 +93,13 @@ def configs(config: CifarConfig) -> dict[str, RunConfig]:
     chosen = config.methods or tuple(methods.names())
     for name in chosen:
         methods.load(name)
-    for name in config.backbone:
+    networks = config.backbone or (BACKBONE,)
+    for name in networks:
         backbones.load(name)
     return {
         f"{preset}-{backbone}-{name}-{seed}": settings(config, name, seed, preset, backbone)
         for seed in range(config.seeds)
         for preset in config.preset
-        for backbone in config.backbone
+        for backbone in networks
         for name in chosen
     }

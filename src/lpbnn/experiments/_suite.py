@@ -58,10 +58,11 @@ def work(
     configs: Callable[[], Mapping[str, RunConfig]],
     console: Console,
     methods: Collection[str] = (),
+    backbones: Collection[str] = (),
 ) -> list["Run"]:
     """The runs of an experiment: made, as far as they are not yet, or found where it is told to look.
 
-    Of those found, only the ones of ``methods`` (none given: all).
+    Of those found, only the ones of ``methods`` on ``backbones`` (none given: all).
     """
     from lpbnn.report.ledger import found_in  # slow: not for --help
     from lpbnn.report.runs import read_runs
@@ -69,12 +70,15 @@ def work(
     if given.source is None:
         return read_runs(run_all(configs(), given.out, console, given.jobs, given.ledger))
     runs = found_in(given.source)
-    fitting = [run for run in runs if not methods or run.method in methods]
-    if not fitting:
-        raise RunError(
-            f"{given.source} has runs of {', '.join(sorted({run.method for run in runs}))}; expected "
-            f"{', '.join(methods)}. Fix: give another folder, or other --methods."
-        )
+    fitting = runs
+    for option, wanted in (("method", methods), ("backbone", backbones)):
+        there = sorted({run.at(option) for run in fitting})
+        fitting = [run for run in fitting if not wanted or run.at(option) in wanted]
+        if not fitting:
+            raise RunError(
+                f"{given.source} has runs of {', '.join(there)}; expected {', '.join(wanted)}. "
+                f"Fix: give another folder, or another {option}."
+            )
     return fitting
 
 

@@ -24,7 +24,7 @@ def run(config: Config, console: Console) -> Path:
     from lpbnn.report.contents import severity  # slow: not for --help
     from lpbnn.report.runs import grouped
 
-    runs = work(config, lambda: configs(config), console, config.methods)
+    runs = work(config, lambda: configs(config), console, config.methods, config.backbone)
     return show(
         runs,
         config.report,

@@ -39,8 +39,8 @@ PAPER = {
 class Config(Work):
     preset: Literal["digits", "cifar10", "cifar10-fast"] = "digits"
     data_root: str = "data"
-    backbone: str = "wrn-16-4"
-    """On CIFAR; wrn-28-10 is the paper's."""
+    backbone: str | None = None
+    """On CIFAR; wrn-28-10 is the paper's. None: wrn-16-4, or with --from all that are there."""
     methods: tuple[str, ...] = METHODS
     out: Path = Path("runs/diversity")
     seeds: int = 3
@@ -67,11 +67,11 @@ def settings(config: Config, method: str, seed: int) -> RunConfig:
     if config.preset == "digits":
         return demo.settings(method, seed)
     cifar = _cifar.CifarConfig(data_root=config.data_root)
-    return _cifar.settings(cifar, method, seed, config.preset, config.backbone)
+    return _cifar.settings(cifar, method, seed, config.preset, config.backbone or _cifar.BACKBONE)
 
 
 def configs(config: Config) -> dict[str, RunConfig]:
-    net = "" if config.preset == "digits" else f"{config.backbone}-"
+    net = "" if config.preset == "digits" else f"{config.backbone or _cifar.BACKBONE}-"
     return {
         f"{config.preset}-{net}{method}-{seed}": settings(config, method, seed)
         for seed in range(config.seeds)
@@ -84,7 +84,8 @@ def run(config: Config, console: Console) -> Path:
     from lpbnn.report.contents import diversity
     from lpbnn.report.runs import by_setting, grouped
 
-    runs = work(config, lambda: configs(config), console, config.methods)
+    networks = (config.backbone,) if config.backbone else ()
+    runs = work(config, lambda: configs(config), console, config.methods, networks)
     for setting, part in by_setting(runs).items():
         console.print(setting, style="bold")
         print_table(diversity(grouped(part), paper()), console)

@@ -73,5 +73,5 @@ def paper(preset: str) -> "PaperTable":
 def run(config: Config, console: Console) -> Path:
     from lpbnn.report import comparison  # slow: not for --help
 
-    runs = work(config, lambda: configs(config), console, config.methods)
+    runs = work(config, lambda: configs(config), console, config.methods, config.backbone)
     return show(runs, config.report, console, "Table 1", comparison)

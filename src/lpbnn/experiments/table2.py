@@ -79,7 +79,9 @@ def run(config: Config, console: Console) -> Path:
     from lpbnn.report import comparison  # slow: not for --help
 
     rows = chosen(config)
-    runs = work(config, lambda: configs(config), console, {VARIANTS[row].method for row in rows})
+    methods = {VARIANTS[row].method for row in rows}
+    networks = (config.backbone,) if config.backbone else ()
+    runs = work(config, lambda: configs(config), console, methods, networks)
     found = [one for one in runs if not config.methods or _row(one) in rows]
     order = list(VARIANTS)
     found.sort(key=lambda one: order.index(row) if (row := _row(one)) in order else len(order))

@@ -25,7 +25,7 @@ from lpbnn.experiments._suite import show, work
 class Config(_cifar.CifarConfig):
     methods: tuple[str, ...] = ("lpbnn",)
     """What the variants are of."""
-    variants: tuple[str, ...] = tuple(f"log_variance={value}" for value in (-4, -2, -1, 0, 1))
+    variants: tuple[str, ...] = tuple(f"log_variance={value}" for value in (-4, -2, -1.5, -1, 0))
     """Settings of the method, a row for each; several of one row are joined by commas."""
     beside: tuple[str, ...] = ("mcp",)
     """Methods to compare with, as they come."""
@@ -86,5 +86,6 @@ def _held_out(run: RunConfig, images: int) -> RunConfig:
 def run(config: Config, console: Console) -> Path:
     from lpbnn.report import comparison  # slow: not for --help
 
-    runs = work(config, lambda: configs(config), console, (*config.beside, *config.methods))
+    shown = (*config.beside, *config.methods)
+    runs = work(config, lambda: configs(config), console, shown, config.backbone)
     return show(runs, config.report, console, "Trade-off", comparison)

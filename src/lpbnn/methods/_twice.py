@@ -43,7 +43,8 @@ def convolution(
     True
     """
     spatial = weight.dim() - 2
-    if isinstance(padding, str) or input.dim() != weight.dim():  # rare: as torch does it
+    rare = isinstance(padding, str) or input.dim() != weight.dim() or weight.is_complex()
+    if rare:  # as torch does it
         plain = CONVOLUTIONS[spatial - 1]
         return plain(input, weight, bias, stride, padding, dilation, groups)
     x, weight = _cast(input), _cast(weight)
@@ -80,28 +81,24 @@ class _Convolution(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (g,) = gradients
-        x, weight = ctx.saved_tensors
-        stride, padding, dilation, groups = ctx.sizes
-        by_x = by_weight = None
-        if ctx.needs_input_grad[0]:
-            # Rows and columns of x that no step of the stride reached.
-            left = [
-                size - ((out - 1) * s - 2 * p + d * (k - 1) + 1)
-                for size, out, s, p, d, k in zip(
-                    x.shape[2:],
-                    g.shape[2:],
-                    stride,
-                    padding,
-                    dilation,
-                    weight.shape[2:],
-                    strict=True,
-                )
-            ]
-            by_x = torch.convolution(g, weight, None, stride, padding, dilation, True, left, groups)
-        if ctx.needs_input_grad[1]:
-            by_weight = torch.ops.aten.convolution_backward(
-                g, x, weight, None, stride, padding, dilation, False, [0] * len(stride), groups,
-                [False, True, False],
-            )[1]  # fmt: skip
-        return by_x, by_weight, None, None, None, None
+        # In the types of the forward pass: what is cast around the loss may not be what was cast there.
+        with torch.autocast(gradients[0].device.type, enabled=False):
+            return *_by_inputs(ctx, *gradients), None, None, None, None
+
+
+def _by_inputs(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    x, weight = ctx.saved_tensors
+    stride, padding, dilation, groups = ctx.sizes
+    by_x = by_weight = None
+    if ctx.needs_input_grad[0]:
+        sizes = (x.shape[2:], g.shape[2:], stride, padding, dilation, weight.shape[2:])
+        left = [  # rows and columns of x that no step of the stride reached
+            size - ((out - 1) * s - 2 * p + d * (k - 1) + 1)
+            for size, out, s, p, d, k in zip(*sizes, strict=True)
+        ]
+        by_x = torch.convolution(g, weight, None, stride, padding, dilation, True, left, groups)
+    if ctx.needs_input_grad[1]:
+        options = (None, stride, padding, dilation, False, [0] * len(stride), groups)
+        wanted = [False, True, False]
+        by_weight = torch.ops.aten.convolution_backward(g, x, weight, *options, wanted)[1]
+    return by_x, by_weight

@@ -10,7 +10,8 @@ r"""LP-BNN: the posterior of the fast weights, encoded in a small latent space p
 KL and squared error are averaged over members, as the NLL is; the error is the expectation over z, in
 closed form. The encoder learns; r and D are kept as they were drawn unless ``train_r`` and
 ``train_decoder`` let them learn, as the paper has it: a D that learns makes the noise small again, which
-the KL on z does not see, and the network sure of itself (docs/lab-notes.md). The three weightings (N training examples, m inputs of the layer):
+the KL on z does not see, and the network sure of itself (docs/lab-notes.md). (d learns in any case.)
+The three weightings (N training examples, m inputs of the layer):
 
 ============  =====  ==========  ==========================================================
 weighting     a      b           what it is

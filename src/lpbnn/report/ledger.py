@@ -55,7 +55,7 @@ def read_ledger(folder: str | Path) -> list[Run]:
 
 def found_in(folder: str | Path) -> list[Run]:
     """The runs of a folder of the ledger, or the finished ones among a folder's run folders."""
-    folders = [p for p in sorted(Path(folder).glob("*")) if (p / CONFIG).is_file()]
+    folders = [p for p in Path(folder).glob("*") if (p / CONFIG).is_file()]
     finished = [path for path in folders if RunDir(path).state() == "finished"]
     if not folders or any(map(_is_kept, Path(folder).glob("*.json"))):
         return read_ledger(folder)
@@ -63,7 +63,7 @@ def found_in(folder: str | Path) -> list[Run]:
         raise RunError(
             f"none of the {len(folders)} runs in {folder} is finished. Fix: resume them."
         )
-    return read_runs(finished)
+    return _in_order(read_runs(finished))
 
 
 def ledger_folders(ledger: str | Path) -> list[Path]:
@@ -100,8 +100,16 @@ def _is_kept(path: Path) -> bool:
 
 
 def _entries(folder: Path) -> list[Run]:
-    runs = [Run.read(path) for path in folder.glob("*.json")]
-    return sorted(runs, key=lambda run: (run.path.stem.rpartition("-")[0], run.seed, run.path))
+    return _in_order(Run.read(path) for path in folder.glob("*.json"))
+
+
+def _in_order(runs: Iterable[Run]) -> list[Run]:
+    """By their names; a seed that a name ends with counts as the number that it is."""
+
+    def place(run: Run) -> tuple[str, int]:
+        return run.path.name.removesuffix(".json").removesuffix(str(run.seed)), run.seed
+
+    return sorted(runs, key=place)
 
 
 def _check_distinct(runs: Iterable[Run]) -> None:

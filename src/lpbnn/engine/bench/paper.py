@@ -107,11 +107,11 @@ def code_operations(
     """Of the autoencoders: m inputs to 2 k numbers for each member, and k numbers back for each draw.
 
     In training k numbers back once more, the mean for the penalties; and backward the gradient of the
-    encoder's weight (r is kept as drawn) and the two of the decoder, twice.
+    encoder's weight and, twice, that by the decoder's input (r and the decoder are kept as drawn).
     """
     inputs = sum(layer.inputs for layer in layers if layer.converted)
     once = 2 * members * latent * inputs
-    return once * ((2 + 1 + 1) + (2 + 2 * 2)) if training else once * (2 + samples)
+    return once * ((2 + 1 + 1) + (2 + 2)) if training else once * (2 + samples)
 
 
 def scaled_numbers(layers: Sequence[Layer], batch: int) -> int:
@@ -120,7 +120,7 @@ def scaled_numbers(layers: Sequence[Layer], batch: int) -> int:
 
 
 def added_parameters(layers: Sequence[Layer], members: int, latent: int) -> int:
-    """Trainable numbers beyond the network's own: s, the members' biases, encoder and decoder."""
+    """Numbers beyond the network's own: s, the members' biases, encoder and decoder."""
     chosen = [layer for layer in layers if layer.converted]
     s = sum(members * layer.outputs for layer in chosen)
     biases = sum((members - 1) * layer.outputs for layer in chosen if layer.biased)

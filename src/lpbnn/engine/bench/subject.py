@@ -61,7 +61,7 @@ class Subject:
         self.step = Step(self.model, config, fabric, workload.batch)
         self.model.train()
         self.model.before_epoch(0, 2)
-        self.parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        self.parameters = sum(p.numel() for p in self.model.parameters())
 
     def train(self) -> None:
         """One training step."""
