@@ -21,6 +21,22 @@ from lpbnn.factors import (
 )
 from lpbnn.losses import at_least_float32
 
+LARGEST = 2.0  # of D in any direction of the codes; elsewhere it has a standard deviation of 0.5
+
+
+def _decoding(drawn: Tensor, codes: Tensor, wanted: Tensor) -> Tensor:
+    """D (m, k) that maps codes (J, k) to what is wanted of them (J, m); outside their span as drawn.
+
+    Of as many members as latent numbers, some codes lie nearly in a plane: to tell them apart would take
+    a D, and with it noise, without bound. There it goes as far as ``LARGEST``.
+    """
+    u, s, v = torch.linalg.svd(codes, full_matrices=False)
+    told = s > 1e-4 * s[0]
+    u, s, v = u[:, told], s[told], v[told]
+    columns = wanted.T @ u / s
+    size = columns.square().mean(0).sqrt()
+    return drawn - drawn @ v.T @ v + columns * (LARGEST / size).clamp_max(1) @ v
+
 
 class LatentFactors(Factors):
     r"""LP-BNN: r_j goes through a small variational autoencoder that all members of a layer share.
@@ -35,8 +51,8 @@ class LatentFactors(Factors):
     Encoder and decoder are one linear map each, m inputs to k = ``latent`` numbers and back. Dividing by
     the root of the fan-in (and taking r - 1) changes no function they can be, only how they train: without
     it the penalties alone diverge at the paper's learning rates, the sooner the wider the layer. The
-    autoencoder starts as one: d = 1, and D, random otherwise, maps mu_j to r_j (for J <= k), so that the
-    network starts from the members it was given.
+    autoencoder starts as one: d = 1, and D, random otherwise, maps mu_j to r_j, so that the network
+    starts from the members it was given (of k members or more: from what is near them).
 
     r_j is kept as drawn unless ``train_r``: were it to learn, the reconstruction could be made small by
     moving r to r^, and the members drift together. Without ``train_decoder`` D is kept as drawn too (d
@@ -89,8 +105,7 @@ class LatentFactors(Factors):
             self.decoder.bias.fill_(1.0)
             mu = self.encoder((r - 1) / inputs**0.5)[:, :latent]
             code = mu / latent**0.5
-            missing = r - self.decoder(code)  # corrected in the span of the mu_j, random elsewhere
-            self.decoder.weight += (torch.linalg.pinv(code, rtol=1e-4) @ missing).T
+            self.decoder.weight.copy_(_decoding(self.decoder.weight, code, r - 1))
         self.decoder.weight.requires_grad_(train_decoder)
 
     def extra_repr(self) -> str:

@@ -34,6 +34,16 @@ def seen_by_first_layer(model: Any, x: Tensor, y: Tensor) -> Tensor:
     return seen[0]
 
 
+@pytest.mark.parametrize(("members", "latent"), [(4, 4), (32, 32), (31, 32), (8, 9), (64, 32)])
+def test_as_many_members_as_latent_numbers_do_not_start_in_noise(members: int, latent: int) -> None:
+    """Codes that lie nearly in a plane asked for a D, and with it noise, up to fifty times too large."""
+    for _ in range(30):
+        factors = LatentFactors(members, 64, 2, latent=latent, spread=0.1)
+        scale = factors.decoder.weight.square().sum(1).div(latent).sqrt()
+        assert scale.mean() < 1  # 0.5 where D is random
+        assert (factors.mean()[0] - factors.r).abs().max() < 0.6  # six standard deviations of r
+
+
 def test_noise_by_example_is_drawn_for_every_row() -> None:
     model = built(noise="example")
     x = torch.ones(8, 3, dtype=torch.float64)
