@@ -37,7 +37,7 @@ def test_names_and_descriptions() -> None:
 def test_stability(tmp_path: Path, console: Console) -> None:
     page, ledger = tmp_path / "r.html", tmp_path / "ledger"
     config = stability.Config(
-        out=tmp_path, epochs=1, rates=(0.2, 0.01), jobs=1, report=page, ledger=ledger
+        out=tmp_path, epochs=1, rates=(0.2, 0.01), seeds=2, jobs=1, report=page, ledger=ledger
     )
     stability.run(config, console)
     shown = console.export_text()
@@ -45,7 +45,7 @@ def test_stability(tmp_path: Path, console: Console) -> None:
         assert text in shown
     assert page.exists()
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
-    assert len(list(ledger.glob("*.json"))) == 4
+    assert len(list(ledger.glob("*.json"))) == 8
     stability.run(config, console)  # finished runs are not trained again
     assert stamps == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
     console.export_text()
