@@ -39,7 +39,7 @@ def environment(device: torch.device | str = "cpu", processes: int = 1) -> dict[
         "beside": int(os.environ.get(BESIDE, 1)),
         "commit": commit,
         "dirty": dirty,
-        "command": [Path(sys.argv[0]).name, *map(_shown, sys.argv[1:])] if sys.argv else [],
+        "command": [_program(sys.argv[0]), *map(_shown, sys.argv[1:])] if sys.argv else [],
     }
 
 
@@ -53,6 +53,16 @@ def device_name(device: torch.device | str) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type.upper()} ({platform.machine()}, {torch.get_num_threads()} threads)"
+
+
+def _program(path: str) -> str:
+    """What was called; a package that ran as a module (python -m) by its name.
+
+    >>> _program("/opt/bin/lpbnn"), _program("/opt/lib/lpbnn/__main__.py")
+    ('lpbnn', 'lpbnn')
+    """
+    called = Path(path)
+    return called.parent.name if called.name == "__main__.py" else called.name
 
 
 def _shown(argument: str) -> str:
