@@ -57,12 +57,17 @@ def geometry(layer: nn.Module) -> Geometry | None:
 
 def member_convolution(x: Tensor, weight: Tensor, r: Tensor, s: Tensor, how: Geometry) -> Tensor:
     """s * conv(weight, r * x) without bias; r (J, m) or (rows, m), s (J, p)."""
-    kind = x.device.type
-    if torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
-        x, weight = (t if t.dtype == torch.float64 else t.to(dtype) for t in (x, weight))
-    with torch.autocast(kind, enabled=False):
+    x, weight = as_autocast(x), as_autocast(weight)
+    with torch.autocast(x.device.type, enabled=False):
         return _MemberConvolution.apply(x, weight, r, s, how)  # type: ignore[return-value]
+
+
+def as_autocast(x: Tensor) -> Tensor:
+    """What autocast makes of an input of a convolution, for one that casts for itself."""
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind) and x.dtype != torch.float64:
+        return x.to(torch.get_autocast_dtype(kind))
+    return x
 
 
 class _MemberConvolution(torch.autograd.Function):

@@ -58,7 +58,7 @@ def work(
     configs: Callable[[], Mapping[str, RunConfig]],
     console: Console,
     methods: Collection[str] = (),
-    backbones: Collection[str] = (),
+    backbones: Collection[str | None] = (),
 ) -> list["Run"]:
     """The runs of an experiment: made, as far as they are not yet, or found where it is told to look.
 
@@ -71,7 +71,8 @@ def work(
         return read_runs(run_all(configs(), given.out, console, given.jobs, given.ledger))
     runs = found_in(given.source)
     fitting = runs
-    for option, wanted in (("method", methods), ("backbone", backbones)):
+    for option, names in (("method", methods), ("backbone", backbones)):
+        wanted = [name for name in names if name is not None]
         there = sorted({run.at(option) for run in fitting})
         fitting = [run for run in fitting if not wanted or run.at(option) in wanted]
         if not fitting:

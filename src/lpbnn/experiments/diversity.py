@@ -84,8 +84,7 @@ def run(config: Config, console: Console) -> Path:
     from lpbnn.report.contents import diversity
     from lpbnn.report.runs import by_setting, grouped
 
-    networks = (config.backbone,) if config.backbone else ()
-    runs = work(config, lambda: configs(config), console, config.methods, networks)
+    runs = work(config, lambda: configs(config), console, config.methods, [config.backbone])
     for setting, part in by_setting(runs).items():
         console.print(setting, style="bold")
         print_table(diversity(grouped(part), paper()), console)

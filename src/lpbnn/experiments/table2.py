@@ -80,8 +80,7 @@ def run(config: Config, console: Console) -> Path:
 
     rows = chosen(config)
     methods = {VARIANTS[row].method for row in rows}
-    networks = (config.backbone,) if config.backbone else ()
-    runs = work(config, lambda: configs(config), console, methods, networks)
+    runs = work(config, lambda: configs(config), console, methods, [config.backbone])
     found = [one for one in runs if not config.methods or _row(one) in rows]
     order = list(VARIANTS)
     found.sort(key=lambda one: order.index(row) if (row := _row(one)) in order else len(order))

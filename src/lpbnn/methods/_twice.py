@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.fx import Graph
 
+from lpbnn.fastconv import Geometry, as_autocast
+
 CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 
 
@@ -47,58 +49,48 @@ def convolution(
     if rare:  # as torch does it
         plain = CONVOLUTIONS[spatial - 1]
         return plain(input, weight, bias, stride, padding, dilation, groups)
-    x, weight = _cast(input), _cast(weight)
-    sizes = [list(s) if isinstance(s, (tuple, list)) else [s] for s in (stride, padding, dilation)]
-    sizes = [s * spatial if len(s) == 1 else s for s in sizes]
-    y: Tensor = _Convolution.apply(x, weight, *sizes, groups)  # type: ignore[assignment]
-    return y if bias is None else y + _cast(bias).view(-1, *[1] * spatial)
+    x, weight = as_autocast(input), as_autocast(weight)
+    steps = [_each(size, spatial) for size in (stride, padding, dilation)]
+    how = Geometry(*steps, transposed=False, output_padding=[0] * spatial, groups=groups)
+    y: Tensor = _Convolution.apply(x, weight, how)  # type: ignore[assignment]
+    return y if bias is None else y + as_autocast(bias).view(-1, *[1] * spatial)
 
 
-def _cast(x: Tensor) -> Tensor:
-    """What autocast would make of an input of a convolution: here both gradients are to know of it."""
-    kind = x.device.type
-    if torch.is_autocast_enabled(kind) and x.dtype != torch.float64:
-        return x.to(torch.get_autocast_dtype(kind))
-    return x
+def _each(size: Any, spatial: int) -> list[int]:
+    """A size for every dimension; one alone is that of all."""
+    sizes = list(size) if isinstance(size, (tuple, list)) else [size]
+    return sizes * spatial if len(sizes) == 1 else sizes
 
 
 class _Convolution(Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        stride: list[int],
-        padding: list[int],
-        dilation: list[int],
-        groups: int,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, how: Geometry) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.sizes = stride, padding, dilation, groups
-        return torch.convolution(
-            x, weight, None, stride, padding, dilation, False, [0] * len(stride), groups
-        )
+        ctx.how = how
+        return torch.convolution(x, weight, None, *how)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         # In the types of the forward pass: what is cast around the loss may not be what was cast there.
         with torch.autocast(gradients[0].device.type, enabled=False):
-            return *_by_inputs(ctx, *gradients), None, None, None, None
+            return *_by_inputs(ctx, *gradients), None
 
 
 def _by_inputs(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
     x, weight = ctx.saved_tensors
-    stride, padding, dilation, groups = ctx.sizes
+    how: Geometry = ctx.how
     by_x = by_weight = None
     if ctx.needs_input_grad[0]:
-        sizes = (x.shape[2:], g.shape[2:], stride, padding, dilation, weight.shape[2:])
+        steps = (how.stride, how.padding, how.dilation)
         left = [  # rows and columns of x that no step of the stride reached
             size - ((out - 1) * s - 2 * p + d * (k - 1) + 1)
-            for size, out, s, p, d, k in zip(*sizes, strict=True)
+            for size, out, k, s, p, d in zip(
+                x.shape[2:], g.shape[2:], weight.shape[2:], *steps, strict=True
+            )
         ]
-        by_x = torch.convolution(g, weight, None, stride, padding, dilation, True, left, groups)
+        back = how._replace(transposed=True, output_padding=left)
+        by_x = torch.convolution(g, weight, None, *back)
     if ctx.needs_input_grad[1]:
-        options = (None, stride, padding, dilation, False, [0] * len(stride), groups)
         wanted = [False, True, False]
-        by_weight = torch.ops.aten.convolution_backward(g, x, weight, *options, wanted)[1]
+        by_weight = torch.ops.aten.convolution_backward(g, x, weight, None, *how, wanted)[1]
     return by_x, by_weight

@@ -12,8 +12,8 @@ r"""DUQ: one pass; how sure it is depends on how near the features are to a clas
 
 n numbers make a centroid; the n_c examples of class c are those of the last batch, seen in evaluation
 mode after the optimizer's step (``after_step``). The two-sided penalty is on the gradient by the inputs
-and keeps distances between them visible in the features. It is differentiated twice: a step of
-WRN-28-10 takes four times as long with it.
+and keeps distances between them visible in the features. It is differentiated twice: compiled on
+an H200, an epoch of WRN-16-4 takes 2.6 times as long as the plain network's.
 
 The network's last ``nn.Linear`` is taken out (it says how many classes there are) and f is what it was
 given. Outputs are log K_c. The K_c are no distribution: where probabilities are asked for, as by NLL and
