@@ -119,10 +119,10 @@ class LatentFactors(Factors):
         return Autoencoders(many).draw(samples)  # type: ignore[arg-type]
 
     @staticmethod
-    def terms(many: Sequence["LatentFactors"]) -> tuple[Tensor, Tensor]:
-        """KL and expected squared error of every layer, (L,) each: see ``Autoencoders.terms``."""
+    def terms(many: Sequence["LatentFactors"], with_noise: bool = True) -> tuple[Tensor, Tensor]:
+        """KL and squared error of every layer, (L,) each: see ``Autoencoders.terms``."""
         stacks = Stacks(many)
-        kl, squared = stacks.terms()
+        kl, squared = stacks.terms(with_noise)
         return kl[stacks.places], squared[stacks.places]
 
     def mean(self) -> tuple[Tensor, Tensor]:
@@ -199,12 +199,12 @@ class Autoencoders:
         drawn = [r for same in r_hats for r in same]
         return [(r, repeat(f.s, samples)) for r, f in zip(drawn, self.layers, strict=True)]
 
-    def terms(self) -> tuple[Tensor, Tensor]:
+    def terms(self, with_noise: bool = True) -> tuple[Tensor, Tensor]:
         r"""KL(q(z|r) || N(0, I)) and E ||r - r^||^2 of every layer, (L,) each, averaged over members.
 
         The expectation is taken in closed form: the decoder is linear, so
         :math:`E\|r - \hat r\|^2 = \|r - E \hat r\|^2 + \frac1k \sum_i \sigma_i^2 \|D_i\|^2`
-        (columns of D).
+        (columns of D). Not ``with_noise``: of the mean alone, the first of the two.
         """
         with self._exactly():
             centers = self.decode(self.mu) if self.center is None else self.center
@@ -212,9 +212,12 @@ class Autoencoders:
                 F.mse_loss(center, r, reduction="none").sum((1, 2))
                 for center, r in zip(centers, self.r, strict=True)
             ]
-            columns = torch.cat([w.square().sum(1) for w in self.decoder_weights])  # (L, k)
-            noise = (self.sigma.square() * columns.unsqueeze(1)).sum((1, 2)) / self.latent
-            squared = (torch.cat(missing) + noise) / self.mu.shape[1]
+            squared = torch.cat(missing)
+            if with_noise:
+                columns = torch.cat([w.square().sum(1) for w in self.decoder_weights])  # (L, k)
+                noise = (self.sigma.square() * columns.unsqueeze(1)).sum((1, 2))
+                squared = squared + noise / self.latent
+            squared = squared / self.mu.shape[1]
             kl = kl_to_standard_normal(self.mu, self.log_variance).sum(-1).mean(-1)
         return kl, squared
 
@@ -250,7 +253,7 @@ class Stacks:
         drawn = [pair for part in self.parts for pair in part.draw(rows=rows, copies=copies)]
         return [drawn[place] for place in self.places]
 
-    def terms(self) -> tuple[Tensor, Tensor]:
+    def terms(self, with_noise: bool = True) -> tuple[Tensor, Tensor]:
         """KL and squared error of every one of ``layers``, (L,) each (``Autoencoders.terms``)."""
-        kl, squared = zip(*(part.terms() for part in self.parts), strict=True)
+        kl, squared = zip(*(part.terms(with_noise) for part in self.parts), strict=True)
         return torch.cat(kl), torch.cat(squared)

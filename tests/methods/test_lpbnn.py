@@ -1,6 +1,7 @@
 """LP-BNN's own options: noise by pass or by example, annealed KL, free bits, repeated last epochs."""
 
 import copy
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -196,6 +197,46 @@ def test_a_decoder_as_drawn_leaves_the_noise_to_sigma() -> None:
         torch.testing.assert_close(layer.factors.mean(), other.factors.mean())
 
 
+def test_the_error_of_the_mean_is_what_is_left_without_noise_and_moves_no_variance() -> None:
+    """``reconstruct="mean"``: the noise is no part of the error, so only likelihood and KL size it."""
+    model = built(reconstruct="mean")
+    factors = [layer.factors for layer in model.layers]
+    with torch.no_grad():
+        for one in factors:
+            one.decoder.bias += 0.3 * torch.randn_like(one.decoder.bias)  # so that it misses r
+    error = torch.stack([(f.mean()[0] - f.r).square().mean() for f in factors]).mean()
+    found = model.penalties()["reconstruction"]
+    torch.testing.assert_close(found, error)
+    found.backward()
+    for one in factors:
+        for parameter in (one.encoder.weight, one.encoder.bias):
+            to_mean, to_variance = parameter.grad.chunk(2)
+            assert to_mean.abs().sum() > 0
+            assert to_variance.abs().sum() == 0
+    noise = [f.covariance_factor().square().sum((1, 2)).mean() / f.inputs for f in factors]
+    with_noise = [layer.factors for layer in built(reconstruct="draws").layers]
+    for one, other in zip(factors, with_noise, strict=True):
+        other.load_state_dict(one.state_dict())
+    squared = LatentFactors.terms(with_noise)[1] / torch.tensor([f.inputs for f in factors])
+    torch.testing.assert_close(error + torch.stack(noise).mean(), squared.mean())
+
+
+def test_wide_layers_start_with_more_noise_where_asked_to() -> None:
+    """sigma^2 max(1, m / 4k), at most 1: what is asked for where 4 k inputs or fewer are moved by k."""
+    net = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 64), nn.Linear(64, 2))
+    options = {"members": 2, "num_data": 100, "latent": 4}
+    for asked, expected in (
+        (-2.0, [-2.0, -2.0, -2.0 + math.log(4)]),
+        (-0.5, [-0.5, -0.5, 0.0]),
+        (0.5, [0.5] * 3),
+    ):
+        model = lpbnn.build(
+            copy.deepcopy(net), "lpbnn", log_variance=asked, by_width=True, **options
+        )
+        found = [layer.factors.encoder.bias[4:].mean().item() for layer in model.layers]
+        assert found == pytest.approx(expected)
+
+
 def test_the_last_epochs_repeat_the_batch() -> None:
     model, seen = built(repeat_last=0.25), []
     model.net[1].register_forward_hook(lambda module, args, output: seen.append(len(output)))
@@ -228,6 +269,7 @@ def test_an_epoch_may_begin_before_the_gradients_are_taken() -> None:
     ("option", "value"),
     [
         ("noise", "row"),
+        ("reconstruct", "noise"),
         ("anneal", 1.5),
         ("free_bits", -1.0),
         ("free_bits", float("nan")),

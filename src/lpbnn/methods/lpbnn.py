@@ -50,6 +50,7 @@ from lpbnn.model import Model, Terms, at_least_one
 
 Weighting = Literal["balanced", "equation", "authors"]
 Noise = Literal["pass", "example"]
+Reconstruct = Literal["draws", "mean"]
 
 # (weight of the KL, weight of the squared error) from the data N and a layer's inputs m
 WEIGHTINGS: dict[str, Callable[[int, int], tuple[float, float]]] = {
@@ -70,6 +71,12 @@ class Config(RankOneConfig):
     )
     train_decoder: bool = False  # D as drawn, so that only sigma sizes the noise; True lets D learn
     log_variance: float = -1.5  # of z, before training
+    by_width: bool = (
+        False  # more of it where the layer has more than 4 inputs for each latent number
+    )
+    reconstruct: Reconstruct = (
+        "draws"  # the error of r^ as drawn, as the paper has it, or of its mean
+    )
     noise: Noise = (
         "pass"  # the training loss draws z for every "pass", or for every "example" of it
     )
@@ -84,10 +91,27 @@ class Config(RankOneConfig):
             )
         if self.noise not in get_args(Noise):
             raise ValueError(f"noise={self.noise!r}: choose 'pass' or 'example'.")
+        if self.reconstruct not in get_args(Reconstruct):
+            raise ValueError(f"reconstruct={self.reconstruct!r}: choose 'draws' or 'mean'.")
         at_least_one("latent", self.latent)
         check_share("anneal", self.anneal)
         if not 0 <= self.free_bits < math.inf:
             raise ValueError(f"free_bits={self.free_bits!r}: expected a number of at least 0.")
+
+    def log_variance_of(self, inputs: int) -> float:
+        r"""What the log variance of a layer's z starts from.
+
+        The noise of r^ moves k of m directions, and a layer learns to do without few of many: ``by_width``
+        raises the variance to :math:`\sigma^2 \max(1, m / 4k)`, but not above the prior's, which is 1.
+
+        >>> config = Config(num_data=1, log_variance=-2.0, by_width=True)
+        >>> [round(config.log_variance_of(inputs), 2) for inputs in (16, 128, 640, 4096)]
+        [-2.0, -2.0, -0.39, 0.0]
+        """
+        if not self.by_width:
+            return self.log_variance
+        more = math.log(max(1.0, inputs / (4 * self.latent)))
+        return max(self.log_variance, min(self.log_variance + more, 0.0))
 
 
 class LatentPosterior(FastWeightEnsemble):
@@ -100,7 +124,7 @@ class LatentPosterior(FastWeightEnsemble):
         super().__init__(net, **options)
         self.num_data = check_num_data(config.num_data, "lpbnn")
         self.weighting, self.anneal = config.weighting, config.anneal
-        self.noise = config.noise
+        self.noise, self.reconstruct = config.noise, config.reconstruct
         self.free_nats = config.free_bits * config.latent
         self.register_buffer("penalty_weights", torch.empty(2, 0), persistent=False)
         self.register_buffer("kl_weight", torch.ones(()), persistent=False)
@@ -136,7 +160,7 @@ class LatentPosterior(FastWeightEnsemble):
         return with_biases(self.layers, drawn)
 
     def penalties(self, shared: Stacks | None = None) -> Terms:
-        kl, squared_error = (shared or self.shared()).terms()
+        kl, squared_error = (shared or self.shared()).terms(self.reconstruct == "draws")
         a, b = self.penalty_weights.to(kl.dtype)
         if self.free_nats:
             kl = kl.clamp_min(self.free_nats)
@@ -170,7 +194,7 @@ def build(net: nn.Module, config: Config, **model_options: Any) -> Model:
             init=config.init,
             train_r=config.train_r,
             train_decoder=config.train_decoder,
-            log_variance=config.log_variance,
+            log_variance=config.log_variance_of(inputs),
         )
 
     return LatentPosterior(
