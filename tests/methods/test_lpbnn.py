@@ -221,20 +221,20 @@ def test_the_error_of_the_mean_is_what_is_left_without_noise_and_moves_no_varian
     torch.testing.assert_close(error + torch.stack(noise).mean(), squared.mean())
 
 
-def test_wide_layers_start_with_more_noise_where_asked_to() -> None:
-    """sigma^2 max(1, m / 4k), at most 1: what is asked for where 4 k inputs or fewer are moved by k."""
-    net = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 64), nn.Linear(64, 2))
-    options = {"members": 2, "num_data": 100, "latent": 4}
-    for asked, expected in (
-        (-2.0, [-2.0, -2.0, -2.0 + math.log(4)]),
-        (-0.5, [-0.5, -0.5, 0.0]),
-        (0.5, [0.5] * 3),
-    ):
-        model = lpbnn.build(
-            copy.deepcopy(net), "lpbnn", log_variance=asked, by_width=True, **options
-        )
-        found = [layer.factors.encoder.bias[4:].mean().item() for layer in model.layers]
-        assert found == pytest.approx(expected)
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [(-2.0, [-2.0, -2.0, -2.0 + math.log(4)]), (-0.5, [-0.5, -0.5, 0.0]), (0.5, [0.5] * 3)],
+)
+def test_wide_layers_start_with_more_noise_where_asked_to(
+    asked: float, expected: list[float]
+) -> None:
+    """sigma^2 max(1, m / 128), at most 1 unless more was asked for."""
+    net = nn.Sequential(nn.Linear(8, 128), nn.Linear(128, 512), nn.Linear(512, 2))
+    model = lpbnn.build(
+        net, "lpbnn", members=2, num_data=100, latent=4, log_variance=asked, by_width=True
+    )
+    found = [layer.factors.encoder.bias[4:].mean().item() for layer in model.layers]
+    assert found == pytest.approx(expected)
 
 
 def test_the_last_epochs_repeat_the_batch() -> None:

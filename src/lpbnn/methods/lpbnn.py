@@ -51,6 +51,7 @@ from lpbnn.model import Model, Terms, at_least_one
 Weighting = Literal["balanced", "equation", "authors"]
 Noise = Literal["pass", "example"]
 Reconstruct = Literal["draws", "mean"]
+NARROW = 128  # inputs: up to here a layer's noise is as asked for, whether it goes by width or not
 
 # (weight of the KL, weight of the squared error) from the data N and a layer's inputs m
 WEIGHTINGS: dict[str, Callable[[int, int], tuple[float, float]]] = {
@@ -71,9 +72,7 @@ class Config(RankOneConfig):
     )
     train_decoder: bool = False  # D as drawn, so that only sigma sizes the noise; True lets D learn
     log_variance: float = -1.5  # of z, before training
-    by_width: bool = (
-        False  # more of it where the layer has more than 4 inputs for each latent number
-    )
+    by_width: bool = False  # more of it in layers of more than 128 inputs
     reconstruct: Reconstruct = (
         "draws"  # the error of r^ as drawn, as the paper has it, or of its mean
     )
@@ -101,8 +100,8 @@ class Config(RankOneConfig):
     def log_variance_of(self, inputs: int) -> float:
         r"""What the log variance of a layer's z starts from.
 
-        The noise of r^ moves k of m directions, and a layer learns to do without few of many: ``by_width``
-        raises the variance to :math:`\sigma^2 \max(1, m / 4k)`, but not above the prior's, which is 1.
+        A sum over m inputs, each with noise of its own, varies the less the more there are: ``by_width``
+        raises the variance to :math:`\sigma^2 \max(1, m / 128)`, but not above the prior's, which is 1.
 
         >>> config = Config(num_data=1, log_variance=-2.0, by_width=True)
         >>> [round(config.log_variance_of(inputs), 2) for inputs in (16, 128, 640, 4096)]
@@ -110,7 +109,7 @@ class Config(RankOneConfig):
         """
         if not self.by_width:
             return self.log_variance
-        more = math.log(max(1.0, inputs / (4 * self.latent)))
+        more = math.log(max(1.0, inputs / NARROW))
         return max(self.log_variance, min(self.log_variance + more, 0.0))
 
 
