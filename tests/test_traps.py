@@ -160,11 +160,12 @@ def test_what_crashes_elsewhere(kind: str, method: str) -> None:
 # Trap 5 is test_convert.py. Trap 6: sums here, means there, divided by the batch.
 
 
+@pytest.mark.parametrize("reconstruct", ["draws", "mean"])
 @pytest.mark.parametrize("weighting", ["balanced", "equation", "authors"])
-def test_the_terms_are_the_documented_sums(weighting: str) -> None:
-    model = build("Mlp", weighting=weighting, num_data=1000).double()
+def test_the_terms_are_the_documented_sums(weighting: str, reconstruct: str) -> None:
+    model = build("Mlp", weighting=weighting, reconstruct=reconstruct, num_data=1000).double()
     factors = [layer.factors for layer in model.layers]
-    kl, squared = LatentFactors.terms(factors)
+    kl, squared = LatentFactors.terms(factors, with_noise=reconstruct == "draws")
     widths = torch.tensor([f.inputs for f in factors])
     a = {"balanced": 1 / 1000, "equation": 1 / 1000, "authors": 1.0}[weighting]
     b = torch.full((3,), 1e-3) if weighting == "equation" else 1 / widths.double()

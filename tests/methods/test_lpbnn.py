@@ -83,7 +83,7 @@ def widths_apart() -> Any:
     torch.manual_seed(0)
     sizes = [(16, 64), (64, 16), (16, 64), (64, 16), (16, 2)]
     net = nn.Sequential(*(nn.Linear(*size) for size in sizes))
-    return lpbnn.build(net, "lpbnn", members=2, num_data=100)
+    return lpbnn.build(net, "lpbnn", members=2, num_data=100, reconstruct="draws")
 
 
 def in_half_precision(model: Any) -> None:

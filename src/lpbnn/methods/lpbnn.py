@@ -7,10 +7,12 @@ r"""LP-BNN: the posterior of the fast weights, encoded in a small latent space p
     L = \overline{NLL} + \frac{1}{L} \sum_{layers} \left( a \, KL(q(z|r) \| N(0, I))
         + b \, \|r - \hat r\|^2 \right)
 
-KL and squared error are averaged over members, as the NLL is; the error is the expectation over z, in
-closed form. The encoder learns; r and D are kept as they were drawn unless ``train_r`` and
-``train_decoder`` let them learn, as the paper has it: a D that learns makes the noise small again, which
-the KL on z does not see, and the network sure of itself (docs/lab-notes.md). (d learns in any case.)
+KL and squared error are averaged over members, as the NLL is. The error is that of the mean of r^; with
+``reconstruct="draws"`` it is the expectation over z, as the paper has it. That counts the noise as error
+and makes it smaller with every step, the more the fewer layers there are, whatever the data say. The
+encoder learns; r and D are kept as they were drawn unless ``train_r`` and ``train_decoder`` let them learn,
+as the paper has it: a D that learns makes the noise small again, which the KL on z does not see, and the
+network sure of itself (docs/lab-notes.md). (d learns in any case.)
 The three weightings (N training examples, m inputs of the layer):
 
 ============  =====  ==========  ==========================================================
@@ -71,11 +73,9 @@ class Config(RankOneConfig):
         False  # r as drawn, as the released code has it; True lets r learn, as the paper writes
     )
     train_decoder: bool = False  # D as drawn, so that only sigma sizes the noise; True lets D learn
-    log_variance: float = -1.5  # of z, before training
+    log_variance: float = -2.0  # of z, before training
     by_width: bool = False  # more of it in layers of more than 128 inputs
-    reconstruct: Reconstruct = (
-        "draws"  # the error of r^ as drawn, as the paper has it, or of its mean
-    )
+    reconstruct: Reconstruct = "mean"  # of r^, or of its "draws", as the paper has it
     noise: Noise = (
         "pass"  # the training loss draws z for every "pass", or for every "example" of it
     )
