@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -270,6 +271,13 @@ def test_an_epoch_may_begin_before_the_gradients_are_taken() -> None:
     [
         ("noise", "row"),
         ("reconstruct", "noise"),
+        ("by_width", "off"),  # a word that would count as true
+        ("train_r", 1),
+        ("train_decoder", None),
+        ("log_variance", float("nan")),
+        ("log_variance", float("-inf")),
+        ("log_variance", "inf"),
+        ("log_variance", True),
         ("anneal", 1.5),
         ("free_bits", -1.0),
         ("free_bits", float("nan")),
@@ -279,6 +287,11 @@ def test_an_epoch_may_begin_before_the_gradients_are_taken() -> None:
 def test_bad_options(option: str, value: object) -> None:
     with pytest.raises(ValueError, match=option):
         built(**{option: value})
+
+
+def test_a_number_of_numpy_is_a_number() -> None:
+    model = built(log_variance=np.float32(-1))
+    assert model.layers[0].factors.encoder.bias[32:].mean().item() == -1
 
 
 @pytest.mark.parametrize("noise", ["pass", "example"])

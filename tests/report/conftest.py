@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lpbnn import methods
 from lpbnn.data import Task
 from lpbnn.engine import EvalConfig, OptimConfig, RunConfig
-from lpbnn.engine.build import DataInfo
+from lpbnn.engine.build import DataInfo, resolved
 from lpbnn.engine.rundir import RunDir
 from lpbnn.metrics.info import METRICS
 
@@ -159,6 +160,8 @@ def make(tmp_path: Path) -> Make:
             optim=OptimConfig(lr=lr),
             evaluate=EvalConfig(corruptions=corrupted),
         )
+        if method in methods.names():  # as a run writes it
+            config = resolved(config)
         target = RunDir(tmp_path / (folder or f"{known.name}-{method}-{lr:g}-{seed}"))
         target.prepare(config, known)
         target.add_session(SESSION)

@@ -221,6 +221,47 @@ def test_options_that_are_not_the_defaults_are_told(make: Make, tmp_path: Path) 
     assert "not the method's defaults: log\\_variance=-1\n" in page
 
 
+def test_a_number_is_the_same_number_however_it_is_written(make: Make, ledger: Path) -> None:
+    """-2 and -2.0 were two settings with one name, and one took the other's numbers in the table."""
+    whole = make("lpbnn", 0, options={"log_variance": -2}, test={"accuracy": 0.9})
+    point = make("lpbnn", 1, options={"log_variance": -2.0}, test={"accuracy": 0.8})
+    (group,) = grouped([Run.read(whole), Run.read(point)])
+    assert [run.seed for run in group.runs] == [0, 1]
+    keep(whole, ledger)
+    with pytest.raises(RunError, match="are the same"):
+        keep(make("lpbnn", 0, options={"log_variance": -2.0}, folder="again"), ledger)
+
+
+def test_rows_that_look_alike_keep_their_own_numbers(make: Make) -> None:
+    runs = [
+        make("lpbnn", options={"log_variance": value}, folder=f"r{i}", test={"accuracy": share})
+        for i, (value, share) in enumerate([(-2.0000001, 0.9), (-2.0000002, 0.8)])
+    ]
+    table = comparison(runs)
+    assert [row.cells["accuracy"].values for row in table.rows] == [(0.9,), (0.8,)]
+    assert len({row.label for row in table.rows}) == 2
+
+
+def test_a_run_from_before_an_option_is_shown_as_what_it_did(make: Make, ledger: Path) -> None:
+    old = make("lpbnn", folder="old")
+    stored = json.loads((old / "config.json").read_text())
+    del stored["method_options"]["reconstruct"], stored["method_options"]["by_width"]
+    (old / "config.json").write_text(json.dumps(stored))
+    path = keep(old, ledger)
+    entry = json.loads(path.read_text())
+    entry["config"] = stored  # as an older version kept it
+    path.write_text(json.dumps(entry))
+    for read in (Run.read(old), Run.read(path)):
+        assert read.settings["method_options.reconstruct"] == "draws"
+        assert read.settings["method_options.by_width"] is False
+    labels = {group.label for group in grouped([Run.read(path), Run.read(make("lpbnn"))])}
+    assert labels == {"LP-BNN (reconstruct=draws)", "LP-BNN (reconstruct=mean)"}
+    today = RunConfig.from_data(stored)
+    assert kept(ledger, "other", today) is None  # its default is another by now
+    draws = {**today.method_options, "reconstruct": "draws"}
+    assert kept(ledger, "other", replace(today, method_options=draws)) == path
+
+
 def test_no_results_yet(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"holds no kept run. Fix: lpbnn keep"):
         results_markdown(tmp_path / "results", published)

@@ -107,6 +107,19 @@ def resolved(config: RunConfig) -> RunConfig:
     return replace(config, method_options=options)
 
 
+def read_back(config: RunConfig) -> RunConfig:
+    """A config that was written down, complete: what came later is as it was then, not as it is now.
+
+    >>> old = RunConfig("lpbnn", method_options={"members": 4})
+    >>> read_back(old).method_options["reconstruct"], resolved(old).method_options["reconstruct"]
+    ('draws', 'mean')
+    """
+    if config.method not in methods.names():  # somebody's own, which is not at hand
+        return config
+    options = methods.as_then(config.method, config.method_options)
+    return resolved(replace(config, method_options=options))
+
+
 def build_model(config: RunConfig, info: DataInfo) -> Model:
     """The model of a config, freshly initialised from its seed; torch's generators stay as they were.
 

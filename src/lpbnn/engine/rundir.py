@@ -22,7 +22,7 @@ import csv
 import io
 import shutil
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from lpbnn.engine import weights
-from lpbnn.engine.build import DataInfo
+from lpbnn.engine.build import DataInfo, read_back
 from lpbnn.engine.codec import from_data, to_data
 from lpbnn.engine.config import RunConfig
 from lpbnn.engine.files import RunError, read_bytes, read_json, write_atomic, write_json
@@ -96,16 +96,18 @@ class RunDir:
 
     def config(self) -> RunConfig:
         """The config the run was started with."""
-        return self._typed(RunConfig, CONFIG)
+        return self._typed(RunConfig, CONFIG, read_back)
 
     def data(self) -> DataInfo:
         """What of its data the run's model depends on."""
         return self._typed(DataInfo, DATA)
 
-    def _typed(self, cls: Any, name: str) -> Any:
+    def _typed(
+        self, cls: Any, name: str, complete: Callable[[Any], Any] = lambda read: read
+    ) -> Any:
         content = read_json(self / name)
         try:
-            return from_data(cls, content)
+            return complete(from_data(cls, content))
         except (ValueError, TypeError) as error:
             raise RunError(f"{self / name} does not fit this version of lpbnn: {error}") from error
 

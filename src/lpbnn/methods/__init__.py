@@ -3,7 +3,8 @@
 A method file has, in this order,
 
 - a docstring whose first line is its claim, then the equation and the paper;
-- ``Config``: a frozen dataclass with a default for every option of the method;
+- ``Config``: a frozen dataclass with a default for every option of the method; an option that came later
+  and whose default is not what was done before says what was, ``field(..., metadata={"then": value})``;
 - ``build(net, config, **model_options) -> Model``: wraps the network.
 
 Its model (see ``lpbnn.model.Model``) defines ``outputs`` and, where needed, its own ``loss``,
@@ -15,8 +16,10 @@ Its model (see ``lpbnn.model.Model``) defines ``outputs`` and, where needed, its
 import dataclasses
 import difflib
 import importlib
+import math
+import numbers
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -97,9 +100,9 @@ def build(
     )
 
 
-def configure(module: ModuleType, options: dict[str, Any]) -> Any:
+def configure(module: ModuleType, options: Mapping[str, Any]) -> Any:
     """The method's ``Config`` from keyword options; an unknown option names the right one."""
-    fields = [field.name for field in dataclasses.fields(module.Config)]
+    fields = {field.name: field for field in dataclasses.fields(module.Config)}
     method = module.__name__.rpartition(".")[2]
     for name in options:
         if name not in fields:
@@ -108,4 +111,26 @@ def configure(module: ModuleType, options: dict[str, Any]) -> Any:
             raise TypeError(
                 f"{method} has no option {name!r}.{hint} Its options are: {', '.join(fields) or 'none'}."
             )
-    return module.Config(**options)
+    return module.Config(**{name: _checked(fields[name], value) for name, value in options.items()})
+
+
+def as_then(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of a run that were written down, and those that came later as what was done before.
+
+    >>> as_then("lpbnn", {"members": 4})["reconstruct"], as_then("lpbnn", {"reconstruct": "mean"})
+    ('draws', {'train_decoder': True, 'reconstruct': 'mean'})
+    """
+    fields = dataclasses.fields(load(method).Config)
+    return {f.name: f.metadata["then"] for f in fields if "then" in f.metadata} | dict(options)
+
+
+def _checked(field: "dataclasses.Field[Any]", value: Any) -> Any:
+    """A switch is true or false and nothing that merely counts as it; a number is one, and finite."""
+    if field.type in (bool, "bool") and not isinstance(value, bool):
+        raise ValueError(f"{field.name}={value!r}: expected true or false.")
+    if field.type not in (float, "float"):
+        return value
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not number or not math.isfinite(value):
+        raise ValueError(f"{field.name}={value!r}: expected a finite number.")
+    return value if isinstance(value, int) else float(value)  # numpy's are not torch's

@@ -57,7 +57,8 @@ class Config:
     members: int = 1
     evidence: Evidence = "exp"
     anneal: float = 10  # epochs over which the KL grows to its full weight; 0: at once
-    full_kl: float | None = None  # that weight; None: 1 / K^2. The paper's is 1
+    # that weight; None: 1 / K^2. The paper's is 1
+    full_kl: float | None = dataclasses.field(default=None, metadata={"then": 1.0})
     score: Score = "vacuity"  # K / S; "confidence": 1 - max p, as for the other methods
 
     def __post_init__(self) -> None:

@@ -9,8 +9,8 @@ r"""LP-BNN: the posterior of the fast weights, encoded in a small latent space p
 
 KL and squared error are averaged over members, as the NLL is. The error is that of the mean of r^; with
 ``reconstruct="draws"`` it is the expectation over z, as the paper has it. That counts the noise as error
-and makes it smaller with every step, the more the fewer layers there are, whatever the data say. The
-encoder learns; r and D are kept as they were drawn unless ``train_r`` and ``train_decoder`` let them learn,
+and pulls it down in every step, the more the fewer layers there are, whatever the data say. The encoder
+learns; r and D are kept as they were drawn unless ``train_r`` and ``train_decoder`` let them learn,
 as the paper has it: a D that learns makes the noise small again, which the KL on z does not see, and the
 network sure of itself (docs/lab-notes.md). (d learns in any case.)
 The three weightings (N training examples, m inputs of the layer):
@@ -72,10 +72,12 @@ class Config(RankOneConfig):
     train_r: bool = (
         False  # r as drawn, as the released code has it; True lets r learn, as the paper writes
     )
-    train_decoder: bool = False  # D as drawn, so that only sigma sizes the noise; True lets D learn
+    # D as drawn, so that only sigma sizes the noise; True lets D learn
+    train_decoder: bool = dataclasses.field(default=False, metadata={"then": True})
     log_variance: float = -2.0  # of z, before training
     by_width: bool = False  # more of it in layers of more than 128 inputs
-    reconstruct: Reconstruct = "mean"  # of r^, or of its "draws", as the paper has it
+    # the error of the mean of r^, or of its "draws", as the paper has it
+    reconstruct: Reconstruct = dataclasses.field(default="mean", metadata={"then": "draws"})
     noise: Noise = (
         "pass"  # the training loss draws z for every "pass", or for every "example" of it
     )
@@ -100,8 +102,9 @@ class Config(RankOneConfig):
     def log_variance_of(self, inputs: int) -> float:
         r"""What the log variance of a layer's z starts from.
 
-        A sum over m inputs, each with noise of its own, varies the less the more there are: ``by_width``
-        raises the variance to :math:`\sigma^2 \max(1, m / 128)`, but not above the prior's, which is 1.
+        ``by_width`` raises the variance to :math:`\sigma^2 \max(1, m / 128)`, but not above the prior's,
+        which is 1: what many inputs have in common outlasts the noise of each. In the trials so far that
+        was no better than the same noise everywhere (docs/lab-notes.md).
 
         >>> config = Config(num_data=1, log_variance=-2.0, by_width=True)
         >>> [round(config.log_variance_of(inputs), 2) for inputs in (16, 128, 640, 4096)]

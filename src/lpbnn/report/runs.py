@@ -57,7 +57,7 @@ class Run:
             path=path,
             method=config["method"],
             seed=config["seed"],
-            settings={**_defaults(config["method"]), **flat(config)},
+            settings={**_defaults(config["method"]), **flat(_as_then(config))},
             results=entry["results"],
             data=data,
             sessions=entry["sessions"],
@@ -173,12 +173,14 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
         for alike in parts.values()
         for origin, runs in alike.items()
     ]
-    groups = []
+    groups: list[Group] = []
     for index, (settings, members) in enumerate(found):
         name = members[0].title
         rivals = [other for other, theirs in found if theirs[0].title == name]
         telling = described(settings, varying(rivals))
         label = f"{name} ({telling})" if telling else name
+        while label in (group.label for group in groups):  # what is shown of them may be the same
+            label += "'"
         groups.append(Group(label, members[0].method, tuple(members), index, settings))
     return groups
 
@@ -219,8 +221,16 @@ def flat(data: Mapping[str, Any], prefix: str = "") -> Settings:
     return found
 
 
+def _as_then(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A config with those younger options of its method that were no option when it was made."""
+    method = config["method"]
+    if method not in methods.names():
+        return config
+    return {**config, "method_options": methods.as_then(method, config["method_options"])}
+
+
 def _defaults(method: str) -> Settings:
-    """A setting that is younger than a run had its default."""
+    """What a setting is where a run says nothing of it."""
     config = RunConfig(method)
     return flat((resolved(config) if method in methods.names() else config).to_data())
 
@@ -238,7 +248,11 @@ def chosen(settings: Settings, method: str) -> list[str]:
 
 def essential(settings: Settings) -> Settings:
     """What makes a run what it is, without what may differ between seeds."""
-    kept = {key: value for key, value in settings.items() if key not in INCIDENTAL}
+    kept: Settings = {
+        key: float(value) if type(value) is int else value  # -2 and -2.0 are one setting
+        for key, value in settings.items()
+        if key not in INCIDENTAL
+    }
     if kept.get(WEIGHTS):  # where the file lies says nothing of what is in it
         kept[WEIGHTS] = PurePath(kept[WEIGHTS]).name
     return kept
