@@ -17,7 +17,7 @@ from lpbnn.latent import LatentFactors
 
 @pytest.mark.parametrize("width", [3, 64, 640, 2048])
 def test_the_penalties_are_as_well_conditioned_in_a_wide_layer(width: int) -> None:
-    factors = LatentFactors(4, width, 2)
+    factors = LatentFactors(4, width, 2, spread=0.5, train_decoder=True, log_variance=-4.0)
     parameters = list(factors.parameters())
     vectors = [torch.randn_like(p) for p in parameters]
     norm = torch.tensor(0.0)

@@ -79,11 +79,11 @@ class LatentFactors(Factors):
         outputs: int,
         *,
         latent: int = 32,
-        spread: float = 0.5,
+        spread: float = 0.1,
         init: Init = "normal",
         train_r: bool = False,
-        train_decoder: bool = True,
-        log_variance: float = -4.0,
+        train_decoder: bool = False,
+        log_variance: float = -2.0,
     ) -> None:
         super().__init__(members, inputs, outputs)
         self.latent = latent
