@@ -13,7 +13,7 @@ from lpbnn.report.svg import LINE, MUTED, colour, drawing
 from lpbnn.report.tables import Cell
 
 LONGEST = 34  # letters of a name beside a chart
-SETTING = re.compile(r"\b\w+=")
+SETTINGS = re.compile(r" \((.*)\)$")
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,27 @@ def limits(values: Sequence[float]) -> tuple[float, float]:
     return min(near) - air, max(near) + air
 
 
+def shortened(label: str) -> str:
+    """A row's name with the values of its settings alone, of switches those that are on.
+
+    They tell rows apart; which settings they are of, the table says in the same order.
+
+    >>> shortened("LP-BNN (train_decoder=yes, by_width=no, log_variance=-2)")
+    'LP-BNN (train_decoder, -2)'
+    >>> shortened("LP-BNN (train_decoder=no)"), shortened("Deep Ensembles")
+    ('LP-BNN', 'Deep Ensembles')
+    """
+
+    def values(found: re.Match[str]) -> str:
+        pairs = [part.partition("=") for part in found[1].split(", ")]
+        told = [
+            name if value == "yes" else value or name for name, _, value in pairs if value != "no"
+        ]
+        return f" ({', '.join(told)})" if told else ""
+
+    return SETTINGS.sub(values, label)
+
+
 def _point(group: Group, path: tuple[str, ...]) -> Point | None:
     if group.diverged:
         return None
@@ -101,10 +122,7 @@ def _point(group: Group, path: tuple[str, ...]) -> Point | None:
 
 def _mark(point: Point, across: tuple[float, float], up: tuple[float, float]) -> Mark:
     """A point's name; of one that lies outside, with its numbers instead of a thread."""
-    name = point.label
-    if len(name) >= LONGEST:
-        # Values tell rows apart; which settings they are of, the table says in the same order.
-        name = SETTING.sub("", name)
+    name = point.label if len(point.label) < LONGEST else shortened(point.label)
     name = name if len(name) < LONGEST else f"{name[: LONGEST - 2]}…"
     if across[0] <= point.x <= across[1] and up[0] <= point.y <= up[1]:
         return Mark(name, point.index, point.x, point.y)
