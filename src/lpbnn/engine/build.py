@@ -114,10 +114,9 @@ def read_back(config: RunConfig) -> RunConfig:
     >>> read_back(old).method_options["reconstruct"], resolved(old).method_options["reconstruct"]
     ('draws', 'mean')
     """
-    if config.method not in methods.names():  # somebody's own, which is not at hand
-        return config
     options = methods.as_then(config.method, config.method_options)
-    return resolved(replace(config, method_options=options))
+    then = replace(config, method_options=options)
+    return resolved(then) if config.method in methods.names() else then
 
 
 def build_model(config: RunConfig, info: DataInfo) -> Model:

@@ -129,7 +129,7 @@ def _members(runs: Sequence[str | Path]) -> list[Member]:
 
 def _read(folder: RunDir) -> Member:
     results = folder.results()  # first: it says what a folder lacks that is no finished run
-    config, train = resolved(folder.config()), results["train"]
+    config, train = folder.config(), results["train"]
     if config.method != PLAIN:
         raise RunError(
             f"{folder.path} is a run of {config.method!r}; expected {PLAIN!r}, one plain network. Fix: "

@@ -24,7 +24,7 @@ import shutil
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -45,6 +45,7 @@ KEYS = {"epochs", "diverged", "seconds", "peak_memory", "model", "optimizer", "p
 
 State = Literal["empty", "unfinished", "finished"]
 Row = dict[str, float]
+T = TypeVar("T")
 
 
 class RunDir:
@@ -96,18 +97,16 @@ class RunDir:
 
     def config(self) -> RunConfig:
         """The config the run was started with."""
-        return self._typed(RunConfig, CONFIG, read_back)
+        return self._fitting(CONFIG, lambda stored: read_back(from_data(RunConfig, stored)))
 
     def data(self) -> DataInfo:
         """What of its data the run's model depends on."""
-        return self._typed(DataInfo, DATA)
+        return self._fitting(DATA, lambda stored: from_data(DataInfo, stored))
 
-    def _typed(
-        self, cls: Any, name: str, complete: Callable[[Any], Any] = lambda read: read
-    ) -> Any:
-        content = read_json(self / name)
+    def _fitting(self, name: str, read: Callable[[Any], T]) -> T:
+        stored = read_json(self / name)
         try:
-            return complete(from_data(cls, content))
+            return read(stored)
         except (ValueError, TypeError) as error:
             raise RunError(f"{self / name} does not fit this version of lpbnn: {error}") from error
 

@@ -117,10 +117,12 @@ def configure(module: ModuleType, options: Mapping[str, Any]) -> Any:
 def as_then(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """All options of a run that were written down, and those that came later as what was done before.
 
+    Of a method that is not at hand, somebody's own, as they are.
+
     >>> as_then("lpbnn", {"members": 4})["reconstruct"], as_then("lpbnn", {"reconstruct": "mean"})
     ('draws', {'train_decoder': True, 'reconstruct': 'mean'})
     """
-    fields = dataclasses.fields(load(method).Config)
+    fields = dataclasses.fields(load(method).Config) if method in names() else ()
     return {f.name: f.metadata["then"] for f in fields if "then" in f.metadata} | dict(options)
 
 

@@ -49,15 +49,17 @@ class Run:
     def of(cls, path: Path, entry: Entry) -> "Run":
         """What an entry of the ledger says."""
         config = entry["config"]
+        method = config["method"]
+        then = {"method_options": methods.as_then(method, config["method_options"])}
         try:
             data = from_data(DataInfo, entry["data"])
         except (ValueError, TypeError) as error:
             raise RunError(f"{path} does not fit this version of lpbnn: {error}") from error
         return cls(
             path=path,
-            method=config["method"],
+            method=method,
             seed=config["seed"],
-            settings={**_defaults(config["method"]), **flat(_as_then(config))},
+            settings={**_defaults(method), **flat({**config, **then})},
             results=entry["results"],
             data=data,
             sessions=entry["sessions"],
@@ -219,14 +221,6 @@ def flat(data: Mapping[str, Any], prefix: str = "") -> Settings:
             flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
         )
     return found
-
-
-def _as_then(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A config with those younger options of its method that were no option when it was made."""
-    method = config["method"]
-    if method not in methods.names():
-        return config
-    return {**config, "method_options": methods.as_then(method, config["method_options"])}
 
 
 def _defaults(method: str) -> Settings:
