@@ -95,9 +95,7 @@ class Streams:
 
 
 class KeptDropout(Wrapper):
-    """A dropout layer that is on in evaluation too.
-
-    Its ``p`` is the layer's and may be changed at any time; a ``rate`` is the layer's until ``restore``.
+    """A dropout layer that is on in evaluation too, at the layer's ``p``: ``rate`` until ``restore``.
 
     Example:
         >>> dropout = KeptDropout(nn.Dropout(0.5)).eval()
@@ -111,7 +109,8 @@ class KeptDropout(Wrapper):
         if kind is None:
             known = ", ".join(kind.__name__ for kind in _FUNCTIONS)
             raise TypeError(f"expected one of {known}; got {type(layer).__name__}.")
-        self.replaced = (layer.p, rate)  # the layer's own rate, and what was put in its place
+        replaced: tuple[Any, float | None] = (layer.p, rate)
+        self.replaced = replaced  # the layer's own rate, and what was put in its place
         if rate is not None:
             self.p = rate
         self.function = _FUNCTIONS[kind]
