@@ -85,7 +85,9 @@ def undo(model: nn.Module) -> nn.Module:
     """The plain network back, in place: out of its model, or converted by ``lpbnn.convert``.
 
     Weights are the shared ones as they are now; a bias is the mean of the members' biases. A network
-    that was built and not trained comes back bit for bit.
+    that was built and not trained comes back bit for bit; not with 'mimo', whose first layer was changed
+    when it was built: that gives the network of the first subnetwork, where all inputs are equal. The
+    head that 'duq' took out comes back with the weights it had then.
 
     Example:
         >>> import lpbnn

@@ -18,6 +18,8 @@ BACKBONES = {
     "small-cnn": ({}, (1, 8, 8)),
 }
 CLASSES = 4
+# Several tests here ask networks that were not trained; tradi says what it then cannot answer.
+pytestmark = pytest.mark.filterwarnings("ignore:tradi has tracked no step:UserWarning")
 
 
 def build(method: str, backbone: str = "mlp", seed: int = 0) -> lpbnn.Model:

@@ -200,6 +200,41 @@ def test_the_centroids_follow_the_network_in_precision() -> None:
     assert {t.dtype for t in (model.W, model.m, model.N)} == {torch.float64}
 
 
+def test_the_network_s_parts_keep_their_own_precision() -> None:
+    net = Mlp()
+    net[0].double()
+    model = build(net)
+    assert (net[0].weight.dtype, net[2].weight.dtype) == (torch.float64, torch.float32)
+    assert {t.dtype for t in (model.W, model.m, model.N)} == {torch.float32}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_moving_averages_move_in_half_precision(dtype: torch.dtype, when: str) -> None:
+    torch.manual_seed(0)
+    network = Mlp()
+    model = build(network.to(dtype)) if when == "before" else build(network).to(dtype)
+    assert (model.W.dtype, model.N.dtype, model.m.dtype) == (dtype, *2 * [torch.float32])
+    model.to(torch.float16).to(dtype)  # as often as it is cast
+    x, y = torch.randn(6, 5, dtype=dtype), torch.tensor([0, 0, 0, 0, 1, 1])
+    before = model.m.clone()
+    step(model, x, y)
+    torch.testing.assert_close(
+        model.N, torch.tensor([0.999 * 13 + 0.004, 0.999 * 13 + 0.002, 12.987])
+    )
+    assert (model.m != before).all()
+    assert lpbnn.predict(model, x).probs.isfinite().all()
+
+
+def test_a_batch_without_a_label_that_counts_costs_nothing() -> None:
+    model, x, y = build(Mlp(), gradient_penalty=0), torch.randn(4, 5), torch.full((4,), -100)
+    centroids = model.centroids
+    loss = step(model, x, y)
+    assert loss == 0
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    torch.testing.assert_close(model.centroids, centroids)
+
+
 def test_several_inputs_by_position_and_by_name() -> None:
     x, context, y = torch.randn(5, 5), torch.randn(5, 3), torch.randint(3, (5,))
     model = build(UsersOwn())

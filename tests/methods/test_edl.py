@@ -1,6 +1,7 @@
 """EDL: the loss against the Dirichlet it speaks of, and an uncertainty that probabilities do not hold."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -234,3 +235,21 @@ def test_regression_is_refused_by_name() -> None:
 def test_labels_of_another_shape_are_refused() -> None:
     with pytest.raises(ValueError, match=r"needs int64 labels of shape \(2,\); got torch.float32"):
         identity().loss(torch.randn(2, 3), torch.rand(2))
+
+
+@pytest.mark.parametrize(
+    ("net", "task", "shape"),
+    [
+        (nn.Linear(5, 1), "classification", (4, 5)),
+        (nn.Sequential(nn.Linear(5, 1), nn.Flatten(0)), "classification", (4, 5)),
+        (nn.Conv2d(3, 1, 1), "segmentation", (2, 3, 4, 4)),
+    ],
+)
+def test_evidence_for_one_class_is_refused_in_prediction_and_loss(
+    net: nn.Module, task: Any, shape: tuple[int, ...]
+) -> None:
+    model, x = lpbnn.build(net, "edl", task=task), torch.randn(shape)
+    y = torch.zeros(shape[0], *shape[2:], dtype=torch.int64)
+    for refused in (lambda: lpbnn.predict(model, x), lambda: model.loss(x, y)):
+        with pytest.raises(ValueError, match=r"yes-or-no question has two classes: give the last"):
+            refused()

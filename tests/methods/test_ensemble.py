@@ -120,9 +120,10 @@ def test_pretrained_networks_keep_what_is_not_named() -> None:
     first, second = build(ResNet(), members=2, reinit=["stage*", "head"]).net
     assert torch.equal(first.stem.weight, second.stem.weight)
     assert not torch.equal(first.stage1.body[0].weight, second.stage1.body[0].weight)
-    first, second = build(ResNet(), members=2, reinit="none").net
-    assert torch.equal(first.head.weight, second.head.weight)
-    assert first.head.weight is not second.head.weight
+    for nothing in ("none", ()):
+        first, second = build(ResNet(), members=2, reinit=nothing).net
+        assert torch.equal(first.head.weight, second.head.weight)
+        assert first.head.weight is not second.head.weight
 
 
 def test_frozen_weights_stay() -> None:
@@ -199,6 +200,11 @@ def test_errors_say_what_to_do() -> None:
         build(Mlp(), members=0)
     with pytest.raises(ValueError, match=r"reinit='haed' matches no module.*stem, stage1"):
         build(ResNet(), reinit="haed")
+    for wrong in (False, None, 3, ["head", 4]):
+        with pytest.raises(
+            ValueError, match=r"reinit=.*: expected 'all', or .*'none', or an empty"
+        ):
+            build(ResNet(), reinit=wrong)
     with pytest.raises(ValueError, match="at least one network"):
         from_members([])
     net = Mlp()

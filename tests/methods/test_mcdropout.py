@@ -121,6 +121,25 @@ def test_the_network_s_own_dropout_is_used_at_its_rate() -> None:
     assert not any(isinstance(module, KeptDropout) for module in net.modules())
 
 
+@pytest.mark.parametrize("rate", [None, 0.2])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_rate_that_is_changed_after_the_build_has_effect(
+    rate: float | None, compiled: bool
+) -> None:
+    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(100, 100, bias=False))
+    nn.init.eye_(net[1].weight)
+    model, x = build(net, rate=rate).eval(), torch.ones(30, 100)
+    call = torch.compile(model, backend="eager", fullgraph=True) if compiled else model
+    layers = [module for module in net.modules() if isinstance(module, nn.Dropout)]
+    for p in (rate or 0.5, 0.8, 0.1, 0.0):
+        for layer in layers:
+            layer.p = p  # as any loop over nn.Dropout does it
+        for outputs in (call(x), next(model.passes(1, 4))(x)):
+            assert (outputs == 0).float().mean().item() == pytest.approx(p, abs=0.1)
+    assert lpbnn.undo(model)[0].p == 0.0
+    torch._dynamo.reset()
+
+
 def test_empty_slots_are_filled_at_the_usual_rate() -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.0), nn.Linear(8, 3))
     assert [dropout.p for dropout in build(net).dropouts] == [0.1]

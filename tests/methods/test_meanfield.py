@@ -264,6 +264,29 @@ def test_saves_copies_and_compiles(tmp_path: Path) -> None:
         compiled(torch.randn(3, 5), torch.tensor([0, 1, 2]))["loss"].backward()
 
 
+class Tied(nn.Sequential):
+    """Two modules with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3))
+        self[2].weight = self[0].weight
+
+
+def test_a_weight_that_two_modules_share_is_not_drawn_twice() -> None:
+    net = Tied()
+    with pytest.raises(ValueError, match=r"'0' and '2' share one weight.*exclude='2'"):
+        build(net)
+    assert [type(m) for m in net.modules()] == [type(m) for m in Tied().modules()]  # as it was
+    assert net[2].weight is net[0].weight
+    model = build(net, exclude="2")
+    assert [layer.path for layer in model.layers] == ["0", "4"]
+    assert net[2].weight is net[0].layer.weight
+    lpbnn.undo(model)
+    net[2] = net[0]  # one module in both places
+    assert [layer.path for layer in build(net).layers] == ["0", "4"]
+    assert net[2] is net[0]
+
+
 def test_errors_say_what_to_do() -> None:
     with pytest.raises(ValueError, match="meanfield needs num_data"):
         lpbnn.build(Mlp(), "meanfield")

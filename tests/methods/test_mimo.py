@@ -148,6 +148,20 @@ def test_undo_gives_the_network_of_the_first_head(kind: type[nn.Module]) -> None
     assert [repr(m) for m in net.modules()] == [repr(m) for m in kind().double().eval().modules()]
 
 
+def test_undo_gives_the_user_s_hooks_back_to_the_layers() -> None:
+    net, seen = Mlp(), []
+    for name in ("0", "4"):
+        hook = lambda module, args, output, name=name: seen.append((name, module, len(output)))  # noqa: E731
+        net.get_submodule(name).register_forward_hook(hook)
+    first, last = net[0], net[4]
+    model = build(net)
+    model(torch.randn(4, 5))
+    lpbnn.undo(model)
+    net(torch.randn(4, 5))
+    assert [(name, rows) for name, _, rows in seen[:2]] == [("0", 4), ("4", 12)]
+    assert seen[2:] == [("0", first, 4), ("4", last, 4)]
+
+
 def test_what_surrounds_the_two_layers_runs_for_each_input_and_output() -> None:
     """LeNet pads its pictures, the perceptron flattens and checks them: neither knows of MIMO."""
     for name, options in (("lenet", {}), ("mlp", {"in_channels": 3, "image_size": 8})):
@@ -261,3 +275,13 @@ def test_errors_say_what_to_do() -> None:
     model = build(ResNet(), last="stage2.skip")
     with pytest.raises(RuntimeError, match=r"size of tensor|came out"):
         model(torch.randn(2, 3, 8, 8))
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_targets_that_do_not_fit_are_refused_before_they_are_dealt(mode: bool) -> None:
+    model, x = build(Mlp()).train(mode), torch.randn(4, 5)
+    with pytest.raises(TypeError, match=r"targets are a tensor; got list. Fix: torch.as_tensor"):
+        model.loss(x, [0, 1, 2, 0])
+    for shape in ((3,), (5,), ()):
+        with pytest.raises(ValueError, match=r"got 4 examples and targets of shape .*is 4\."):
+            model.loss(x, torch.zeros(shape, dtype=torch.int64))

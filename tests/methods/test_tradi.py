@@ -179,13 +179,57 @@ def test_every_member_has_the_statistics_of_the_data_under_its_own_weights() -> 
 def test_before_after_fit_and_in_training_it_is_the_network_itself() -> None:
     model, x = build(Mlp(), members=5), torch.randn(4, 5)
     assert model.members == 1
-    torch.testing.assert_close(lpbnn.predict(model, x).probs, model.net(x).softmax(1))
+    with pytest.warns(UserWarning, match="tradi has tracked no step"):
+        prediction = lpbnn.predict(model, x)
+    torch.testing.assert_close(prediction.probs, model.net(x).softmax(1))
     train(model, batches((5,), 6, 6))
     model.after_fit([])  # no batch norm: no data needed
     assert model.members == 5
     assert model.eval()(x).shape == (5, 4, 3)
     torch.testing.assert_close(model.train()(x)[0], model.net(x))
     train(model, batches((5,), 6))  # and training can go on
+
+
+def test_a_prediction_before_any_step_warns_once_and_none_after_it(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    model, x, data = build(Mlp()), torch.randn(4, 5), batches((5,), 6, 6)
+    with pytest.warns(UserWarning, match=r"model.after_step\(lr\).*model.after_fit") as caught:
+        lpbnn.predict(model, x)
+    assert caught[0].filename == __file__
+    lpbnn.predict(model, x)
+    model = build(Mlp())
+    train(model, data)
+    lpbnn.predict(model, x)  # the validation in the midst of a training
+    stopped = build(Mlp())
+    stopped.load_state_dict(model.state_dict())
+    lpbnn.predict(stopped, x)
+    model.after_fit(data)
+    finished = build(Mlp())
+    finished.load_state_dict(model.state_dict())
+    lpbnn.predict(finished, x)
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_filters_work_in_half_precision(when: str) -> None:
+    net = nn.Sequential(nn.Linear(1000, 1, bias=False), nn.Linear(1, 3))
+    model = build(net.bfloat16()) if when == "before" else build(net).bfloat16()
+    moments = (*model.mean.buffers(), *model.variance.buffers(), model.memory, model.ratios)
+    assert {tensor.dtype for tensor in moments} == {torch.float32}
+    weight = net[0].weight
+    for _ in range(2000):
+        nn.init.normal_(weight, 0.3, 0.05)
+        weight.grad = torch.zeros_like(weight)
+        model.after_step(0.1)
+    assert model.memory.tolist() == pytest.approx([316.7, 447.7], rel=0.01)
+    mean, variance = model.mean.by_name()["0.weight"], model.variance.by_name()["0.weight"]
+    assert (mean - 0.3).abs().max() < 0.02
+    assert variance.mean().sqrt().item() == pytest.approx(0.05, rel=0.02)
+    model.after_fit([])
+    assert {tensor.dtype for tensor in model.drawn.buffers()} == {torch.bfloat16}
+    x = torch.randn(2, 1000, dtype=torch.bfloat16)
+    assert lpbnn.predict(model, x).members.shape == (4, 2, 3)
 
 
 def test_the_answer_does_not_depend_on_the_chunk() -> None:

@@ -16,9 +16,9 @@ and keeps distances between them visible in the features. It is differentiated t
 an H200, an epoch of WRN-16-4 takes 2.6 times as long as the plain network's.
 
 The network's last ``nn.Linear`` is taken out (it says how many classes there are) and f is what it was
-given. Outputs are log K_c. The K_c are no distribution: where probabilities are asked for, as by NLL and
-ECE, they are K_c / sum K, which is the softmax of the outputs. Only K_c itself knows of distance, so
-it alone is the score.
+given; ``lpbnn.undo`` puts it back with the weights that it had. Outputs are log K_c. The K_c are no
+distribution: where probabilities are asked for, as by NLL and ECE, they are K_c / sum K, which is the
+softmax of the outputs. Only K_c itself knows of distance, so it alone is the score.
 
 The paper trains with a learning rate of 0.05 and weight decay 5e-4, on everything; larger rates diverge.
 
@@ -36,7 +36,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lpbnn.factors import at_least_float32, full_precision
 from lpbnn.losses import check_targets
+from lpbnn.methods._head import find_head, take_out
 from lpbnn.methods._twice import rewrite
+from lpbnn.methods._wide import WideBuffers
 from lpbnn.model import Model, Terms, as_call, batch_size, total
 from lpbnn.predict import evaluating
 
@@ -45,6 +47,8 @@ Score = Literal["kernel", "confidence"]
 
 @dataclasses.dataclass(frozen=True)
 class Config:
+    """Options of duq: its kernels, centroids and gradient penalty; the file's head has the equations."""
+
     num_data: int | None = None  # not needed: taken so that methods can be swapped
     members: int = 1
     sigma: float = 0.1  # length scale of the kernel
@@ -75,13 +79,14 @@ class Config:
             raise ValueError(f"score={self.score!r} is not known; choose 'kernel' or 'confidence'.")
 
 
-class RadialBasis(Model):
+class RadialBasis(WideBuffers, Model):
     """Features, one matrix W_c and one centroid per class.
 
     Args:
         net: gives the features (batch, F); its head has been taken out.
         features: F.
         classes: how many.
+        like: W gets its precision and device; the averages its device, and float32 at least.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
@@ -99,15 +104,23 @@ class RadialBasis(Model):
     m: Tensor
 
     def __init__(
-        self, net: nn.Module, config: Config, *, features: int, classes: int, **options: Any
+        self,
+        net: nn.Module,
+        config: Config,
+        *,
+        features: int,
+        classes: int,
+        like: Tensor | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(net, **options)
         self.config = config
         width = config.embedding or features
-        self.W = nn.Parameter(torch.empty(width, classes, features))
-        nn.init.kaiming_normal_(self.W, nonlinearity="relu")
-        self.register_buffer("N", torch.full((classes,), config.count))
-        self.register_buffer("m", 0.05 * torch.randn(width, classes) * config.count)
+        W = nn.init.kaiming_normal_(torch.empty(width, classes, features), nonlinearity="relu")
+        self.W = nn.Parameter(W if like is None else W.to(like))
+        wide = at_least_float32(self.W.detach())
+        self.register_buffer("N", torch.full((classes,), config.count).to(wide))
+        self.register_buffer("m", (0.05 * torch.randn(width, classes) * config.count).to(wide))
         self._last: tuple[Any, Tensor] | None = None  # the batch, from the loss to after_step
 
     @property
@@ -179,11 +192,12 @@ class RadialBasis(Model):
         weights = counted.to(log_k.dtype)
         if self.class_weights is not None:
             class_weights: Tensor = self.class_weights  # type: ignore[assignment]
-            weights = weights * class_weights.to(log_k.dtype)[labels]
+            weights = weights * class_weights.to(log_k)[labels]
         # In logarithms, so that K = 0 and K = 1 cost no precision and no infinity.
         others = torch.log(-torch.expm1(log_k.clamp_max(-1e-6)))
         rows = -others.scatter(1, labels.unsqueeze(1), log_k.gather(1, labels.unsqueeze(1))).mean(1)
-        return (rows * weights).sum() / weights.sum()
+        # A batch without one label that counts says nothing: 0, where a mean over nothing would be NaN.
+        return (rows * weights).sum() / weights.sum().clamp_min(torch.finfo(weights.dtype).tiny)
 
     @torch.no_grad()
     def after_step(self, lr: float | Tensor = 0.0) -> None:
@@ -270,29 +284,8 @@ def build(net: nn.Module, config: Config, **model_options: Any) -> Model:
             f"duq has no task={task!r}: its centroids are those of the classes of whole inputs. It has "
             "'classification'. Fix: choose another method, such as 'lpbnn'."
         )
-    path, head = _find_head(net, config.head)
-    parent, _, name = path.rpartition(".")
-    setattr(net.get_submodule(parent), name, nn.Identity())
-    model = RadialBasis(
-        net, config, features=head.in_features, classes=head.out_features, **model_options
-    )
-    return model.to(head.weight.device, head.weight.dtype)
-
-
-def _find_head(net: nn.Module, path: str | None) -> tuple[str, nn.Linear]:
-    """The linear layer that the network ends with, under its path."""
-    linear = {p: m for p, m in net.named_modules() if isinstance(m, nn.Linear) and p}
-    found = ", ".join(linear) or "none"
-    if path is not None:
-        if path not in linear:
-            raise ValueError(
-                f"head={path!r} is no nn.Linear of the network. Linear layers found: {found}."
-            )
-        return path, linear[path]
-    if not linear:
-        raise ValueError(
-            f"duq takes out the nn.Linear that the network ends with, and {type(net).__name__} has "
-            "none. Fix: end the network with nn.Flatten() and nn.Linear(features, classes)."
-        )
-    path = "head" if "head" in linear else next(reversed(linear))
-    return path, linear[path]
+    path, head = find_head(net, config.head)
+    sizes = {"features": head.in_features, "classes": head.out_features}
+    model = RadialBasis(net, config, **sizes, like=head.weight, **model_options)
+    take_out(net, path)
+    return model

@@ -51,6 +51,8 @@ EVIDENCE: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Config:
+    """Options of edl: evidence, the weight of the KL, and the score; the file's head says why."""
+
     num_data: int | None = (
         None  # not needed: the KL is a mean; taken so that methods can be swapped
     )
@@ -116,12 +118,20 @@ class Evidential(Model):
         return EVIDENCE[self.evidence](at_least_float32(outputs)) + 1
 
     def likelihood(self, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        self._refuse_one_class(outputs)
         alpha = self.alpha(outputs)
         return alpha / alpha.sum(2, keepdim=True), None
 
+    def _refuse_one_class(self, outputs: Tensor) -> None:
+        """Its probability would be 1 and its loss 0, whatever the evidence."""
+        if outputs.dim() < 3 or outputs.shape[2] < 2:
+            super().likelihood(outputs)  # raises: for all methods in the same words
+
     def loss(self, x: Any, y: Tensor) -> Terms:
         args, kwargs = as_call(x)
-        alpha = self.alpha(self(*args, **kwargs).squeeze(0))
+        outputs = self(*args, **kwargs)
+        self._refuse_one_class(outputs)
+        alpha = self.alpha(outputs.squeeze(0))
         check_targets(alpha, y, self.task)
         counted = y != self.ignore_index
         labels = y.where(counted, 0).unsqueeze(1)

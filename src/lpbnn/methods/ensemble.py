@@ -32,6 +32,8 @@ from lpbnn.model import Model, Pass, Terms, as_call, at_least_one, batch_size, t
 
 @dataclasses.dataclass(frozen=True)
 class Config:
+    """Options of ensemble: how many networks, and what of the given one they do not share at first."""
+
     members: int = 4  # J
     # What is drawn anew in every member but the first: "all", "none" (for weights that are loaded
     # afterwards), or path globs ("head", ["decoder.*", "head"]) for a pretrained network.
@@ -40,6 +42,12 @@ class Config:
 
     def __post_init__(self) -> None:
         at_least_one("members", self.members)
+        globs = [self.reinit] if isinstance(self.reinit, str) else self.reinit
+        if not isinstance(globs, Sequence) or not all(isinstance(glob, str) for glob in globs):
+            raise ValueError(
+                f"reinit={self.reinit!r}: expected 'all', or path globs such as 'head' or "
+                "['decoder.*', 'head']; 'none', or an empty list, keeps all members as given."
+            )
 
 
 class DeepEnsemble(Model):

@@ -57,6 +57,8 @@ _FUNCTIONS: dict[type[nn.Module], Any] = {
 
 @dataclasses.dataclass(frozen=True)
 class Config:
+    """Options of mcdropout: how many passes, where dropout acts and at which rate; see the file's head."""
+
     members: int = 4  # passes that one call of the model makes; training makes one
     rate: float | None = None  # None: the network's own; 0.1 where it has none
     include: Filter = None  # path globs or types of the layers to put dropout in front of
@@ -93,7 +95,7 @@ class Streams:
 
 
 class KeptDropout(Wrapper):
-    """A dropout layer that is on in evaluation too.
+    """A dropout layer that is on in evaluation too, at the layer's ``p``: ``rate`` until ``restore``.
 
     Example:
         >>> dropout = KeptDropout(nn.Dropout(0.5)).eval()
@@ -107,11 +109,28 @@ class KeptDropout(Wrapper):
         if kind is None:
             known = ", ".join(kind.__name__ for kind in _FUNCTIONS)
             raise TypeError(f"expected one of {known}; got {type(layer).__name__}.")
-        self.p: float = layer.p if rate is None else rate  # type: ignore[assignment]
+        replaced: tuple[Any, float | None] = (layer.p, rate)
+        self.replaced = replaced  # the layer's own rate, and what was put in its place
+        if rate is not None:
+            self.p = rate
         self.function = _FUNCTIONS[kind]
         self.alpha = kind in (nn.AlphaDropout, nn.FeatureAlphaDropout)
         self.by_channel = kind not in (nn.Dropout, nn.AlphaDropout)
         self.streams: Streams | None = None  # set while a pass holds its masks
+
+    @property
+    def p(self) -> float:
+        return self.layer.p  # type: ignore[return-value]
+
+    @p.setter
+    def p(self, rate: float) -> None:
+        self.layer.p = rate  # type: ignore[assignment]
+
+    def restore(self) -> nn.Module:
+        own, put = self.replaced
+        if self.p == put:  # a rate that was set since is the user's, and stays
+            self.p = own
+        return super().restore()
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

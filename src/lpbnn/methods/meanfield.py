@@ -42,6 +42,8 @@ from lpbnn.wrapper import Wrapper
 
 @dataclasses.dataclass(frozen=True)
 class Config:
+    """Options of meanfield: the posterior, its prior, the KL's annealing, and which layers have them."""
+
     members: int = 4  # draws of the weights in one call of the model; training draws once
     num_data: int | None = None  # N, required
     std: float = 1e-3  # initial standard deviation of the posterior
@@ -231,7 +233,15 @@ class MeanField(Model):
 def build(net: nn.Module, config: Config, **model_options: Any) -> Model:
     check_num_data(config.num_data, "meanfield")
 
+    users: dict[int, str] = {}
+
     def gaussian(layer: nn.Module, path: str) -> GaussianLayer:
+        for name, parameter in layer.named_parameters(recurse=False):
+            if (other := users.setdefault(id(parameter), path)) != path:
+                raise ValueError(
+                    f"{other!r} and {path!r} share one {name}: each would draw it for itself and count "
+                    f"its KL. Fix: one module in both places, or exclude={path!r}, to use the mean there."
+                )
         return GaussianLayer(layer, path, config.std, config.prior_std)
 
     conversion = convert(net, gaussian, config.include, config.exclude)

@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_map_only
 
 from lpbnn.convert import convert
 from lpbnn.layers import SUPPORTED, TRANSPOSED
+from lpbnn.losses import require_tensor
 from lpbnn.members import gather, spread_tree
 from lpbnn.model import Model, Terms, as_call, at_least_one, batch_size, total
 from lpbnn.wrapper import Wrapper
@@ -35,6 +36,8 @@ from lpbnn.wrapper import Wrapper
 
 @dataclasses.dataclass(frozen=True)
 class Config:
+    """Options of mimo: its subnetworks, how a batch is dealt to them, and where they begin and end."""
+
     members: int = 3  # M
     batch_repetitions: int = 4  # times each example is shown in a training step
     input_repetition: float = 0.0  # share of training rows with the same input for all heads
@@ -104,7 +107,7 @@ class FirstLayer(_Wide):
     def restore(self) -> nn.Module:
         """The layer that does the same where all inputs are equal."""
         self._set(torch.stack(self._copies()).sum(0), self.width // self.members)
-        return self.layer
+        return super().restore()
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         inputs = gather(x, self.members).unbind()
@@ -139,7 +142,7 @@ class LastLayer(_Wide):
             biases = _part(self._parameter("bias").detach(), 0, self.groups, self.members)
             self._set_bias(biases[0].clone())
         self._set(self._copies()[0].clone(), self.width // self.members)
-        return self.layer
+        return super().restore()
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         y = self.layer(x, *args, **kwargs)
@@ -191,6 +194,12 @@ class Mimo(Model):
     def loss(self, x: Any, y: Tensor) -> Terms:
         args, kwargs = as_call(x)
         batch = batch_size(args, kwargs)
+        require_tensor(y)
+        if y.shape[:1] != (batch,):
+            raise ValueError(
+                f"every example has its target; got {batch} examples and targets of shape "
+                f"{tuple(y.shape)}. Fix: targets whose first dimension is {batch}."
+            )
         dealt = self.deal(batch, y.device)
 
         def take(part: Tensor) -> Tensor:

@@ -41,6 +41,7 @@ Franchi, Bursuc, Aldea, Dubuisson, Bloch: TRADI: tracking deep neural network we
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -51,12 +52,20 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lpbnn.factors import at_least_float32
+from lpbnn.methods._wide import WideBuffers
 from lpbnn.model import Model, Pass, as_call, at_least_one, batch_size
 from lpbnn.predict import evaluating
+
+UNTRACKED = (
+    "tradi has tracked no step of a training, so one network answers, without epistemic uncertainty. Fix: "
+    "call model.after_step(lr) after every optimizer step and model.after_fit(batches) at the end."
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
+    """Options of tradi: the filters that track the weights, and the networks drawn from what they found."""
+
     num_data: int | None = None  # not needed: taken so that methods can be swapped
     members: int = 4  # J, networks drawn after training
     features: int = 10  # D, random Fourier features
@@ -94,7 +103,11 @@ class Tensors(nn.Module):
         return {name.replace("/", "."): tensor for name, tensor in self.named_buffers()}
 
 
-class Tracked(Model):
+class Moments(WideBuffers, Tensors):
+    """Tracked means or variances: single steps are too small for half precision."""
+
+
+class Tracked(WideBuffers, Model):
     """One network in training, J networks once ``after_fit`` has drawn them.
 
     Until then, and in training mode, a pass is that of the network itself (``members`` is 1). The
@@ -120,6 +133,7 @@ class Tracked(Model):
     in_rows = False
     memory: Tensor
     ratios: Tensor
+    _looked = False  # whether a prediction has looked for steps that were tracked
 
     def __init__(self, net: nn.Module, config: Config, **options: Any) -> None:
         super().__init__(net, **options)
@@ -130,8 +144,9 @@ class Tracked(Model):
                 "net.requires_grad_(True), at least for a part."
             )
         self.config = config
-        self.mean = Tensors({name: w.clone() for name, w in weights.items()})
-        self.variance = Tensors({name: torch.zeros_like(w) for name, w in weights.items()})
+        means = {name: at_least_float32(w).clone() for name, w in weights.items()}
+        self.mean = Moments(means)
+        self.variance = Moments({name: torch.zeros_like(mean) for name, mean in means.items()})
         noises = (config.mean_noise, config.variance_noise)
         ratios = at_least_float32(next(iter(weights.values())).new_tensor(noises))
         self.register_buffer("ratios", ratios / config.measurement_noise, persistent=False)  # Q / R
@@ -162,6 +177,9 @@ class Tracked(Model):
 
     def passes(self, samples: int, width: int) -> Iterator[Pass]:
         if not self.is_drawn:
+            if not self._looked and not self.memory.any():  # once: on a GPU it waits
+                warnings.warn(UNTRACKED, UserWarning, stacklevel=3)  # the caller of predict
+            self._looked = True
             yield self
             return
         for start in range(0, self.members, width):
@@ -183,7 +201,7 @@ class Tracked(Model):
             weight, variance = weights[name], variances[name]
             gain_mean, gain_variance = self.memory.to(mean).reciprocal()
             if known and weight.grad is not None:
-                step = weight.grad * lr
+                step = weight.grad.to(mean.dtype) * lr
                 mean.sub_(step)
                 variance.addcmul_(step, step)
             mean.lerp_(weight.to(mean.dtype), gain_mean)
@@ -198,8 +216,11 @@ class Tracked(Model):
                 "step, then model.after_fit(batches)."
             )
         count, variances = self.config.members, self.variance.by_name()
+        weights = dict(self.net.named_parameters())
         drawn = {
-            name: torch.stack([self._draw(mean, variances[name]) for _ in range(count)])
+            name: torch.stack(
+                [self._draw(mean, variances[name]).to(weights[name].dtype) for _ in range(count)]
+            )
             for name, mean in self.mean.by_name().items()
         }
         norms = {

@@ -1,0 +1,33 @@
+"""Running averages stay in float32 at least, whatever precision their network is cast to."""
+
+from collections.abc import Callable
+from typing import Self
+
+from torch import Tensor, nn
+
+from lpbnn.factors import at_least_float32
+
+
+class WideBuffers(nn.Module):
+    """To be inherited first: the module's own buffers are moved, but never cast to half precision.
+
+    There an average would stand still: in bfloat16, 0.999 * 13 is 13.
+
+    Example:
+        >>> import torch
+        >>> class Average(WideBuffers):
+        ...     def __init__(self) -> None:
+        ...         super().__init__()
+        ...         self.register_buffer("value", torch.full((1,), 1.001))
+        >>> Average().bfloat16().value
+        tensor([1.0010])
+    """
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        given = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, buffer in given.items():
+            made = self._buffers[name]
+            if buffer is not None and made is not None and at_least_float32(made) is not made:
+                self._buffers[name] = at_least_float32(buffer).to(made.device)
+        return self
