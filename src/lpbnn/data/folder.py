@@ -185,9 +185,13 @@ def _sample(count: int, fits: bool) -> torch.Tensor:
 
 
 def _fingerprint(tree: Tree) -> str:
-    """Of the pictures' places and lengths: runs on other pictures are not put into one table."""
-    paths = [*_paths(tree.parts), *(path for found in tree.ood.values() for path in found)]
-    lines = sorted(f"{p.relative_to(tree.root).as_posix()} {p.stat().st_size}" for p in paths)
+    """Of the pictures' places and lengths: runs on other pictures are not put into one table.
+
+    Strange pictures do not count: a run may be measured with new ones.
+    """
+    lines = sorted(
+        f"{p.relative_to(tree.root).as_posix()} {p.stat().st_size}" for p in _paths(tree.parts)
+    )
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:6]
 
 
@@ -195,7 +199,8 @@ def _left_out(tree: Tree) -> list[str]:
     """What is said of files that are no pictures."""
     if not tree.left_out:
         return []
-    shown = ", ".join(p.relative_to(tree.root).as_posix() for p in tree.left_out[:3])
+    known_last = sorted(tree.left_out, key=lambda path: path.name.startswith("."))
+    shown = ", ".join(path.relative_to(tree.root).as_posix() for path in known_last[:3])
     more = ", ..." if len(tree.left_out) > 3 else ""
     note = f"left out, hidden, no picture or in no class: {len(tree.left_out)} ({shown}{more})"
     _LOG.warning("%s: %s", tree.root, note)
