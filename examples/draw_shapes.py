@@ -18,7 +18,7 @@ def draw(shape: str, chance: random.Random) -> Image.Image:
     size = chance.randint(40, 72), chance.randint(40, 72)
     ground, colour = ([chance.randint(low, low + 115) for _ in range(3)] for low in (0, 140))
     picture = Image.new("RGB", size, tuple(ground))
-    r = chance.randint(10, min(size) // 2 - 6)
+    r = chance.randint(6, min(size) // 2 - 6)
     x, y = (chance.randint(r + 2, side - r - 2) for side in size)
     brush, fill = ImageDraw.Draw(picture), tuple(colour)
     if shape == "circle":

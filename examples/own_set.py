@@ -62,9 +62,3 @@ class TwoLayers(backbones.Backbone):
 
 SETS = {"stripes": data.Entry(load, "noisy stripes, across or down")}
 NETS = {"two-layers": backbones.Entry("two convolutions and a linear layer", TwoLayers)}
-
-if __name__ == "__main__":
-    splits = data.load("own_set:stripes")
-    print(
-        f"{splits.description}: {len(splits.train)} to train, {splits.class_counts} of each class"
-    )

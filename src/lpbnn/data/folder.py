@@ -74,12 +74,12 @@ def load(
     fits = gibibytes <= memory
     if not fits:
         notes.append(f"read from the files in every epoch: {gibibytes:.1f} GiB, memory={memory:g}")
-    if any(looks[path].size != wanted for path in looks):
-        notes.append("stretched to this size")
     train, held, tested = (_settled(files[name], fits) for name in PARTS)
     mean, std = mean_and_std(train, _sample(len(train), fits))
     kind = "grey" if channels == 1 else "colour"
-    about = f"{wanted[1]}x{wanted[0]} {kind} pictures of {len(tree.classes)} classes in folders"
+    about = f"{_text(wanted)} {kind} pictures of {len(tree.classes)} classes in folders"
+    if any(seen.size != wanted for seen in looks.values()):
+        about += ", stretched to this size"
     return Splits(
         name=f"{tree.root.resolve().name}-{_fingerprint(tree)}",
         task="classification",
