@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from lpbnn import data
-from lpbnn.data import Augment, Dataset, Splits
+from lpbnn.data import Augment, Dataset, Splits, folder
 from lpbnn.data._pictures import PictureFiles
 from lpbnn.data.augment import batches, epoch_generator
 from lpbnn.data.images import ORIENTATION, read_image
@@ -221,6 +221,17 @@ def test_read_in_their_turn_they_are_the_same(plain: Path) -> None:
     taken = lazy.train.take(slice(3))
     assert isinstance(taken, Dataset)
     assert torch.equal(taken.inputs, whole.train[:3][0])
+
+
+def test_a_sample_tells_mean_and_spread_of_a_large_set(
+    plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "SAMPLED", 6)
+    whole, first, second = load(plain), load(plain, memory=0), load(plain, memory=0)
+    assert first.mean == second.mean != whole.mean
+    assert first.mean == pytest.approx(whole.mean, abs=0.1)
+    assert "mean and spread of 6 training pictures" in first.description
+    assert "mean and spread" not in whole.description
 
 
 def test_a_picture_that_breaks_during_a_run_is_named(plain: Path) -> None:

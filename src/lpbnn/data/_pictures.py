@@ -53,7 +53,7 @@ class PictureFiles(Examples):
         if isinstance(index, int):
             x, y = self[torch.tensor([range(len(self))[index]])]
             return x[0], y[0]
-        return next(self.stream([torch.arange(len(self))[index]]))
+        return next(self.stream([self._at(index)]))
 
     def take(self, index: slice | Tensor) -> Dataset:
         """The examples at `index`, decoded, in memory."""

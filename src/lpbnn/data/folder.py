@@ -75,10 +75,13 @@ def load(
     if not fits:
         notes.append(f"read from the files in every epoch: {gibibytes:.1f} GiB, memory={memory:g}")
     train, held, tested = (_settled(files[name], fits) for name in PARTS)
-    mean, std = mean_and_std(train, _sample(len(train), fits))
+    seen = _sample(len(train), fits)
+    mean, std = mean_and_std(train, seen)
+    if len(seen) < len(train):
+        notes.append(f"mean and spread of {len(seen):,} training pictures")
     kind = "grey" if channels == 1 else "colour"
     about = f"{_text(wanted)} {kind} pictures of {len(tree.classes)} classes in folders"
-    if any(seen.size != wanted for seen in looks.values()):
+    if any(head.size != wanted for head in looks.values()):
         about += ", stretched to this size"
     return Splits(
         name=f"{tree.root.resolve().name}-{_fingerprint(tree)}",
@@ -139,6 +142,7 @@ def _held_out(
 def _looked_at(tree: Tree) -> dict[Path, Look]:
     """Every picture's head: what cannot be read is told before anything is trained."""
     paths = [*_paths(tree.parts), *(path for found in tree.ood.values() for path in found)]
+    _LOG.info("checking %d pictures in %s", len(paths), tree.root)
     return dict(zip(paths, in_threads(look, paths), strict=True))
 
 
