@@ -9,6 +9,7 @@ import lpbnn
 
 SOURCE = Path(lpbnn.__file__).parent
 LEVELS = [
+    {"outside"},
     {"members", "losses", "metrics", "backbones", "data"},
     {
         "wrapper",

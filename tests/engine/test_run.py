@@ -172,6 +172,32 @@ def test_measuring_again_replaces_the_results(make: Make, splits: Splits, tmp_pa
     assert RunDir(tmp_path).arrays()["examples/test/members"].shape == (12, 1, 10)
 
 
+def test_a_run_is_not_measured_or_resumed_on_data_that_has_changed(
+    make: Make, splits: Splits, tmp_path: Path
+) -> None:
+    """Pictures were added to a folder, say: some of those it was trained on may be for testing now."""
+    config = make()
+    run(config, tmp_path, splits=splits)
+    weights = (tmp_path / "weights.safetensors").read_bytes()
+    others = [
+        (replace(splits, train=splits.train.take(slice(40))), "num_train was 200 and is 40 now"),
+        (replace(splits, name="other"), "name was 'digits' and is 'other' now. Fix: give the data"),
+    ]
+    for other, said in others:
+        with pytest.raises(RunError, match=f"the data has changed since .*: its {said}"):
+            reevaluate(tmp_path, EvalConfig(examples=1), other)
+    (tmp_path / "results.json").unlink()  # as if it had been stopped
+    for other, said in others:
+        with pytest.raises(RunError, match=said):
+            run(config, tmp_path, resume=True, splits=other)
+    assert RunDir(tmp_path).data().num_train == len(splits.train)
+    assert (tmp_path / "weights.safetensors").read_bytes() == weights
+    more = replace(splits, ood={**splits.ood, "more": splits.ood["photos"]})
+    assert (
+        "more" in run(config, tmp_path, resume=True, splits=more)["ood"]
+    )  # what it never saw may grow
+
+
 def test_a_finished_run_is_measured_again_where_other_measures_are_asked_for(
     make: Make, splits: Splits, tmp_path: Path
 ) -> None:

@@ -2,7 +2,8 @@
 
 The file is the registry: every module of this folder declares ``NETS``, a dictionary from the names
 it serves to an `Entry`, and, where it serves a whole family of names (``wrn-28-10``), a function
-``parse(name) -> Entry | None``. Adding a network is adding one file; nothing here changes.
+``parse(name) -> Entry | None``. Adding a network is adding one file; nothing here changes. A file outside
+the package is named with its module: ``my_module:name`` is ``NETS["name"]`` there.
 
 Every classifier is a `Backbone`: ``forward(x) == head(features(x))``, where ``head`` is the last
 `torch.nn.Linear` and ``features`` is flat, (batch, head.in_features). Methods that need the
@@ -22,6 +23,8 @@ from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
+
+from lpbnn import outside
 
 __all__ = ["Backbone", "Entry", "build", "entries", "load", "names"]
 
@@ -97,6 +100,8 @@ def load(name: str) -> Entry:
     ...
     ValueError: unknown backbone 'resnet-18'; did you mean 'resnet18'? Known: deeplab, ...
     """
+    if outside.is_outside(name):
+        return outside.find(name, "NETS", Entry)
     known = entries()
     if name in known:
         return known[name]

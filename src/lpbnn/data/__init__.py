@@ -1,9 +1,10 @@
 """Data: `load(name)` returns whole, ready splits; the file name is the registry.
 
 A data set is a file in this folder that declares `SETS: dict[str, Entry]`. Nothing else has to be
-edited to add one. Every set is delivered as `Splits`: tensors that can live whole on a device, or,
-of a set too large for that, files that are decoded when their turn comes; images as uint8 (N, C, H,
-W), anything else as float, with what is needed to normalise them.
+edited to add one; a file elsewhere is named with its module, `my_module:name`. Every set is
+delivered as `Splits`: tensors that can live whole on a device, or, of a set too large for that,
+files that are decoded when their turn comes; images as uint8 (N, C, H, W), anything else as float,
+with what is needed to normalise them.
 
     x' = (x / 255 - mean) / std   for images,      x' = (x - mean) / std   for features.
 """
@@ -23,6 +24,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from lpbnn import outside
 from lpbnn.data._examples import Dataset, Examples
 
 __all__ = [
@@ -221,16 +223,24 @@ def names() -> tuple[str, ...]:
 def load(name: str, root: str | Path | None = None, **options: object) -> Splits:
     """The data set called `name`; `root` is the folder of its files, where it has any.
 
+    `my_module:name` is an entry of `SETS` in a module outside the package.
+
     >>> splits = load("digits")
     >>> splits.task, splits.num_classes, splits.shape, len(splits.train), splits.source
     ('classification', 10, (1, 8, 8), 1257, 'embedded')
     """
-    if name not in entries():
-        raise unknown("data set", name, names())
-    loader = entries()[name].load
+    loader = _entry(name).load
     known = list(inspect.signature(loader).parameters)[1:]
     for option in options:
         if option not in known:
             takes = f"its options are {', '.join(known)}" if known else "it has no options"
             raise ValueError(f"data set {name!r} was given option {option!r}; {takes}.")
     return loader(None if root is None else Path(root), **options)
+
+
+def _entry(name: str) -> Entry:
+    if outside.is_outside(name):
+        return outside.find(name, "SETS", Entry)
+    if name not in entries():
+        raise unknown("data set", name, names())
+    return entries()[name]

@@ -109,6 +109,8 @@ def _run(
     with fabric.rank_zero_first(local=True):  # one process of a node fetches files, the others read
         splits = splits if splits is not None else load_data(config)
     info = DataInfo.of(splits)
+    if plan == "resume":
+        target.require_data(info)
     check_corruptions(config.evaluate, info)
     logs.check_tensorboard(config.tensorboard)
     model = build_model(config, info)
@@ -163,6 +165,7 @@ def reevaluate(
         config = replace(config, evaluate=settings)
     train = target.results()["train"]
     splits = splits if splits is not None else load_data(config)
+    target.require_data(DataInfo.of(splits))
     fabric = fabric or launch(replace(config, devices=1, nodes=1, strategy="auto"))
     return _measure(target, model, splits, config, fabric, train)
 

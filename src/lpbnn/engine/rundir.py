@@ -43,6 +43,8 @@ FILES = (CONFIG, DATA, ENVIRONMENT, LOG, CHECKPOINT, WEIGHTS, RESULTS, PREDICTIO
 
 KEYS = {"epochs", "diverged", "seconds", "peak_memory", "model", "optimizer", "precision"}
 
+LEARNED_FROM = ("name", "shape", "classes", "num_train")  # more data of other kinds may come later
+
 State = Literal["empty", "unfinished", "finished"]
 Row = dict[str, float]
 T = TypeVar("T")
@@ -102,6 +104,20 @@ class RunDir:
     def data(self) -> DataInfo:
         """What of its data the run's model depends on."""
         return self._fitting(DATA, lambda stored: from_data(DataInfo, stored))
+
+    def require_data(self, now: DataInfo) -> None:
+        """A ``RunError`` where the data at hand is not what this run learned from.
+
+        Among the test pictures of other data may be some that it was trained on.
+        """
+        then = self.data()
+        for what in LEARNED_FROM:
+            if getattr(then, what) != getattr(now, what):
+                raise RunError(
+                    f"the data has changed since the run in {self.path} was trained: its {what} was "
+                    f"{getattr(then, what)!r} and is {getattr(now, what)!r} now. Fix: give the data as it "
+                    "was (data_root), or train anew."
+                )
 
     def _fitting(self, name: str, read: Callable[[Any], T]) -> T:
         stored = read_json(self / name)

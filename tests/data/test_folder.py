@@ -1,0 +1,396 @@
+"""Pictures in folders: what is found, held out and brought to one size; wrong folders, told with a fix."""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lpbnn import data
+from lpbnn.data import Augment, Dataset, Splits, folder
+from lpbnn.data._pictures import PictureFiles
+from lpbnn.data.augment import batches, epoch_generator
+from lpbnn.data.images import ORIENTATION, read_image
+
+SIZE = (10, 8)  # width, height
+
+
+def picture(path: Path, size: tuple[int, int] = SIZE, mode: str = "RGB") -> Path:
+    """A picture that no other path has, so that pictures can be told apart."""
+    random = np.random.RandomState([*path.as_posix().encode()])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = random.randint(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    Image.fromarray(pixels).convert(mode).save(path)
+    return path
+
+
+def classes(folder: Path, *names: str, each: int = 10, mode: str = "RGB") -> Path:
+    for name in names:
+        for number in range(each):
+            picture(folder / name / f"{number:02}.png", mode=mode)
+    return folder
+
+
+def load(root: Path, **options: object) -> Splits:
+    return data.load("folder", root, **options)
+
+
+def held(part: data.Examples) -> set[bytes]:
+    return {x.numpy().tobytes() for x in part[:][0]}
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    """Two classes without parts."""
+    return classes(tmp_path / "pets", "cat", "dog")
+
+
+# --- what is found --------------------------------------------------------------------------------
+
+
+def test_parts_are_taken_as_they_are(tmp_path: Path) -> None:
+    for part, each in {"train": 4, "val": 2, "test": 3}.items():
+        classes(tmp_path / part, "dog", "cat", each=each)
+    splits = load(tmp_path)
+    assert splits.classes == ("cat", "dog")  # sorted, whatever the order on the disk
+    assert splits.class_counts == (4, 4)
+    assert splits.shape == (3, 8, 10)
+    for part, found in {"train": splits.train, "val": splits.val, "test": splits.test}.items():
+        x, y = found[:]
+        assert y.tolist() == sorted(y.tolist())
+        paths = [p for name in splits.classes for p in sorted((tmp_path / part / name).iterdir())]
+        assert torch.equal(x, torch.stack([read_image(p, splits.shape) for p in paths]))
+    assert "held out" not in splits.description
+    assert splits.source == str(tmp_path)
+
+
+def test_without_parts_a_share_of_every_class_is_held_out(plain: Path) -> None:
+    classes(plain, "owl", each=40)
+    splits = load(plain)
+    counts = [part.class_counts(3) for part in (splits.train, splits.val, splits.test)]
+    assert counts == [(7, 7, 28), (1, 1, 4), (2, 2, 8)]
+    parts = [held(part) for part in (splits.train, splits.val, splits.test)]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 60  # nothing twice, nothing lost
+    assert "held out of every class, by seed 0: 10% for val and 20% for test" in splits.description
+    assert held(load(plain).test) == parts[2]
+    assert held(load(plain, seed=1).test) != parts[2]
+
+
+def test_what_is_held_out_of_a_class_does_not_depend_on_the_others(plain: Path) -> None:
+    before = held(load(plain).test)
+    classes(plain, "ape", each=12)
+    assert before < held(load(plain).test)
+
+
+def test_only_what_is_not_there_is_held_out(tmp_path: Path) -> None:
+    classes(tmp_path / "train", "cat", "dog")
+    classes(tmp_path / "test", "cat", "dog", each=3)
+    splits = load(tmp_path, val=0.3)
+    assert [len(p) for p in (splits.train, splits.val, splits.test)] == [14, 6, 6]
+    none = load(tmp_path, val=0)
+    assert [len(p) for p in (none.train, none.val, none.test)] == [20, 0, 6]
+
+
+def test_strange_pictures_are_one_set_or_one_for_each_folder(plain: Path) -> None:
+    picture(plain / "ood" / "one.png", (30, 20))  # any size: they are brought to that of the others
+    flat = load(plain)
+    assert flat.classes == ("cat", "dog")
+    assert {name: len(part) for name, part in flat.ood.items()} == {"ood": 1}
+    assert flat.ood["ood"].shape == flat.shape
+    picture(plain / "ood" / "cars" / "red" / "two.png")
+    picture(plain / "ood" / "cars" / "three.png")
+    picture(plain / "ood" / "trees" / "four.png")
+    nested = load(plain)
+    assert {n: len(part) for n, part in nested.ood.items()} == {"ood": 1, "cars": 2, "trees": 1}
+    assert all(part[:][1].eq(data.NOT_A_CLASS).all() for part in nested.ood.values())
+    assert nested.name == flat.name  # a run may be measured with new ones
+
+
+def test_what_is_no_picture_is_left_out_with_a_word(
+    plain: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = load(plain)
+    for name in ("cat/notes.txt", "cat/.DS_Store", "dog/._00.png", "list.csv"):
+        (plain / name).write_bytes(b"no picture")
+    (plain / ".ipynb_checkpoints").mkdir()  # would be a class
+    splits = load(plain)
+    assert splits.classes == ("cat", "dog")
+    assert held(splits.train) == held(expected.train)
+    assert "left out, hidden, no picture or in no class: 5" in splits.description
+    assert "cat/notes.txt" in caplog.text
+    assert "\n" not in splits.description
+
+
+def test_links_to_folders_are_followed(plain: Path, tmp_path: Path) -> None:
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    for name in ("cat", "dog"):
+        (linked / name).symlink_to(plain / name)
+    assert held(load(linked).train) == held(load(plain).train)
+
+
+def test_the_name_tells_other_pictures_and_not_another_place(plain: Path, tmp_path: Path) -> None:
+    name = load(plain).name
+    assert re.fullmatch(r"pets-[0-9a-f]{6}", name)
+    moved = tmp_path / "elsewhere" / "pets"
+    shutil.copytree(plain, moved)
+    assert load(moved).name == name
+    picture(moved / "cat" / "new.png")
+    assert load(moved).name != name
+
+
+# --- one size, one number of channels --------------------------------------------------------------
+
+
+def test_a_size_is_a_side_or_height_and_width(plain: Path) -> None:
+    picture(plain / "cat" / "other.png", (7, 31))
+    assert load(plain, size=16).shape == (3, 16, 16)
+    splits = load(plain, size=[12, 16])
+    assert splits.shape == (3, 12, 16)
+    assert "16x12 colour pictures of 2 classes" in splits.description
+    assert "stretched" in splits.description
+
+
+def test_a_size_follows_how_a_picture_is_shown(plain: Path) -> None:
+    turned = plain / "cat" / "turned.jpg"
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    Image.new("RGB", SIZE[::-1]).save(turned, exif=exif)  # stored upright, shown lying
+    assert load(plain).shape == (3, 8, 10)
+
+
+def test_grey_pictures_have_one_channel_unless_told_otherwise(tmp_path: Path) -> None:
+    classes(tmp_path, "cat", "dog", mode="L")
+    assert load(tmp_path).shape[0] == 1
+    assert load(tmp_path, channels=3).shape[0] == 3
+    classes(tmp_path, "dog")
+    assert load(tmp_path).shape[0] == 3
+    assert load(tmp_path, channels=1).shape[0] == 1
+
+
+def test_mean_and_spread_are_those_of_the_training_pictures(plain: Path) -> None:
+    splits = load(plain)
+    x = splits.normalise(splits.train[:][0])
+    assert torch.allclose(x.mean((0, 2, 3)), torch.zeros(3), atol=1e-6)
+    assert torch.allclose(x.std((0, 2, 3), correction=0), torch.ones(3), atol=1e-5)
+
+
+def test_pictures_of_one_colour_do_not_divide_by_zero(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            Image.new("L", (8, 8), 100).save(tmp_path / name / f"{number}.png")
+    splits = load(tmp_path)
+    assert splits.normalise(splits.train[:][0]).abs().max() < 1e-6
+
+
+def test_augmentation_scales_with_the_size(plain: Path) -> None:
+    assert load(plain, size=32).augment == Augment(pad=4, flip=True)  # CIFAR's
+    assert load(plain, size=[64, 96]).augment == Augment(pad=8, flip=True)
+
+
+# --- too large for memory --------------------------------------------------------------------------
+
+
+def test_read_in_their_turn_they_are_the_same(plain: Path) -> None:
+    picture(plain / "ood" / "one.png")
+    whole, lazy = load(plain), load(plain, memory=0)
+    assert isinstance(whole.train, Dataset)
+    assert isinstance(lazy.train, PictureFiles)
+    assert (lazy.mean, lazy.std, lazy.class_counts) == (whole.mean, whole.std, whole.class_counts)
+    assert lazy.name == whole.name
+    assert "read from the files in every epoch" in lazy.description
+    indices = (3, -1, slice(2, 5), torch.tensor([8, 0, 0]), torch.arange(0), slice(None))
+    for a, b in ((lazy.train, whole.train), (lazy.ood["ood"], whole.ood["ood"])):
+        for index in indices if len(a) > 8 else (0, slice(None)):
+            for one, other in zip(a[index], b[index], strict=True):
+                assert torch.equal(one, other)
+                assert one.dtype == other.dtype
+    for size in (1, 4, 50):
+        read, expected = (
+            list(batches(s.train, size, epoch_generator(0, 1))) for s in (lazy, whole)
+        )
+        assert len(read) == len(expected)
+        for one, other in zip(read, expected, strict=True):
+            assert torch.equal(one[0], other[0])
+            assert torch.equal(one[1], other[1])
+    taken = lazy.train.take(slice(3))
+    assert isinstance(taken, Dataset)
+    assert torch.equal(taken.inputs, whole.train[:3][0])
+
+
+def test_a_sample_tells_mean_and_spread_of_a_large_set(
+    plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "SAMPLED", 6)
+    whole, first, second = load(plain), load(plain, memory=0), load(plain, memory=0)
+    assert first.mean == second.mean != whole.mean
+    assert first.mean == pytest.approx(whole.mean, abs=0.1)
+    assert "mean and spread of 6 training pictures" in first.description
+    assert "mean and spread" not in whole.description
+
+
+def test_a_picture_that_breaks_during_a_run_is_named(plain: Path) -> None:
+    lazy = load(plain, memory=0).train
+    assert isinstance(lazy, PictureFiles)
+    lazy.paths[5].unlink()
+    with pytest.raises(ValueError, match=f"{lazy.paths[5].name}: no such file"):
+        list(batches(lazy, 2, shuffle=False))
+
+
+# --- wrong folders ---------------------------------------------------------------------------------
+
+
+def cut_short(root: Path) -> Path:
+    path = root / "dog" / "03.png"
+    path.write_bytes(path.read_bytes()[:120])
+    return root
+
+
+def deep(root: Path) -> Path:
+    Image.fromarray(np.zeros(SIZE[::-1], dtype=np.uint16)).save(root / "dog" / "03.png")
+    return root
+
+
+def parts(root: Path, **names: str) -> Path:
+    """The classes of every part, in a new folder."""
+    for part, found in names.items():
+        classes(root / "parts" / part, *found.split(), each=3)
+    return root / "parts"
+
+
+def emptied(root: Path, *left: str, name: str = "owl") -> Path:
+    (root / name).mkdir()
+    for file in left:
+        (root / name / file).write_text("")
+    return root
+
+
+def around(root: Path) -> Path:
+    return parts(root / "outer", train="cat dog").parent
+
+
+def with_pictures_of(root: Path, name: str) -> Path:
+    picture(root / name)
+    return root
+
+
+def alone(root: Path) -> Path:
+    shutil.rmtree(root / "dog")
+    return root
+
+
+def flat(root: Path) -> Path:
+    return root / "cat"
+
+
+WRONG: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "nowhere": (lambda root: root / "nowhere", r"nowhere does not exist. Fix: give as root"),
+    "file": (lambda root: root / "cat" / "00.png", r"00.png is a file. Fix: give as root"),
+    "flat": (
+        flat,
+        r"cat holds 10 pictures and no folders; .* Fix: move the pictures into such folders",
+    ),
+    "parent": (
+        lambda root: root.parent,
+        r"pets holds the folders cat, dog; .*--data-root \S*pets\)",
+    ),
+    "parent of parts": (
+        around,
+        r"is the folder around the data: \S*parts has .*--data-root \S*parts\)",
+    ),
+    "a part": (
+        lambda root: parts(root, train="cat dog", test="cat dog") / "train",
+        r"train is one part of the data in \S*parts. Fix: .*--data-root \S*parts\)",
+    ),
+    "one class": (alone, r"holds one class only, cat; expected two or more. Fix"),
+    "empty class": (
+        emptied,
+        r"owl holds no pictures \(.png, .*\). Fix: put the pictures of the class 'owl'",
+    ),
+    "no pictures": (
+        lambda root: emptied(root, "a.txt"),
+        r"owl holds no pictures .*; it holds a.txt. Fix",
+    ),
+    "missing class": (
+        lambda root: parts(root, train="cat dog owl", test="cat dog"),
+        r"test lacks owl, unlike \S*train; expected the same classes in every part. Fix",
+    ),
+    "extra class": (
+        lambda root: parts(root, train="cat dog", val="cat dog emu"),
+        r"val also has emu, unlike \S*train; .* belong in \S*ood",
+    ),
+    "no train": (
+        lambda root: parts(root, test="cat dog"),
+        r"has test and no train. Fix: add \S*train",
+    ),
+    "another name": (
+        lambda root: parts(root, train="cat dog", valid="cat dog"),
+        r"has a folder valid; .* Fix: rename it to val",
+    ),
+    "deeper": (
+        lambda root: with_pictures_of(root, "cat/young/00.png"),
+        r"cat holds the folders young; .* move the pictures up",
+    ),
+    "empty ood": (
+        lambda root: emptied(root, "a.txt", name="ood"),
+        r"ood holds no pictures .* or remove",
+    ),
+    "cut short": (
+        cut_short,
+        r"dog/03.png cannot be read: damaged, or no image .*Fix: get the file again",
+    ),
+    "16 bits": (deep, r"dog/03.png has pixels of more than 8 bits .* Fix: save it with 8 bits"),
+    "too few": (
+        lambda root: with_pictures_of(root, "owl/0.png"),
+        r"'owl' has 1 pictures to train with, of which 1 for val, 1 for test .* Fix: add pictures",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("memory", [4, 0])
+def test_a_wrong_folder_is_told_with_its_fix(plain: Path, name: str, memory: int) -> None:
+    make, expected = WRONG[name]
+    with pytest.raises((ValueError, FileNotFoundError), match=f"(?s){expected}"):
+        load(make(plain), memory=memory)
+
+
+def test_no_root_is_told_with_its_fix() -> None:
+    with pytest.raises(ValueError, match="no root was given. Fix: give as root .--data-root"):
+        data.load("folder")
+
+
+def test_two_sizes_are_named_with_the_option(plain: Path) -> None:
+    other = picture(plain / "dog" / "other.png", (9, 9))
+    said = rf"cat/00.png is 10x8, {other} is 9x9; .* Fix: give it.*--set data.size=64"
+    with pytest.raises(ValueError, match=said):
+        load(plain)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"size": 0}, r"size=0; expected a side in pixels or \(height, width\)"),
+        ({"size": [3, 4, 5]}, r"size=\[3, 4, 5\]; expected"),
+        ({"size": "big"}, r"size='big'; expected"),
+        ({"channels": 4}, r"channels=4; expected 1 \(grey\) or 3"),
+        ({"test": 0}, r"test=0; expected a share of train, 0 < test < 1"),
+        ({"val": 1.5}, r"val=1.5; expected a share of train, 0 <= val < 1"),
+        ({"val": 0.5, "test": 0.5}, r"none is left. Fix"),
+        ({"colour": 1}, r"'folder' was given option 'colour'; its options are size, channels, val"),
+    ],
+)
+def test_a_wrong_option_is_told(plain: Path, options: dict[str, object], expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        load(plain, **options)
+
+
+def test_a_share_of_a_part_that_is_there_is_refused(plain: Path) -> None:
+    root = parts(plain, train="cat dog", val="cat dog")
+    with pytest.raises(ValueError, match=r"val=0.2 asks for a share of train, but \S*val is there"):
+        load(root, val=0.2)
