@@ -175,7 +175,7 @@ class RunConfig:
     """The network; ``mlp`` for vectors (diabetes, cubic)."""
     backbone_options: dict[str, Any] = field(default_factory=dict)
     data: str = "digits"
-    """The data set; digits, diabetes and cubic need no files."""
+    """The data set; digits, diabetes and cubic need no files, folder is pictures of your own, MODULE:NAME a file."""
     data_root: str | None = None
     """The folder that holds the files of data sets that have some."""
     data_options: dict[str, Any] = field(default_factory=dict)
