@@ -29,6 +29,17 @@ BUILD = {
     "init": ({"num_data": 9, "init": "zeros"}, ValueError, "'normal' or 'signs'"),
     "latent": ({"num_data": 9, "latent": 0}, ValueError, "latent=0"),
     "spread": ({"num_data": 9, "spread": -1.0}, ValueError, "spread=-1.0"),
+    "anneal": ({"num_data": 9, "anneal": 10.0}, ValueError, "anneal=10.0: expected a share"),
+    "anneal of rank1": (
+        {"method": "rank1", "num_data": 9, "anneal": 10.0},
+        ValueError,
+        "anneal=10.0: expected a share of the epochs, from 0 to 1",
+    ),
+    "anneal below 0": (
+        {"method": "rank1", "num_data": 9, "anneal": -1.0},
+        ValueError,
+        "anneal=-1.0",
+    ),
     "task": ({"num_data": 9, "task": "detection"}, ValueError, "task='detection'.*classification"),
 }
 

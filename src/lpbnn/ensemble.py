@@ -233,7 +233,10 @@ class FastWeightEnsemble(Model):
 
     def loss(self, x: Any, y: Tensor) -> Terms:
         shared = self.shared()
-        return total(nll=self.batch_nll(x, y, shared), **self.penalties(shared))
+        nll = self.batch_nll(x, y, shared)
+        # Of layers on several devices the penalties are on the first one's, the outputs on the last one's.
+        added = {name: term.to(nll.device) for name, term in self.penalties(shared).items()}
+        return total(nll=nll, **added)
 
     def batch_nll(self, x: Any, y: Tensor, shared: Any = None) -> Tensor:
         """Mean NLL of the members' rows; every example counts once."""
