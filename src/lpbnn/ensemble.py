@@ -12,7 +12,7 @@ from lpbnn.convert import replace_modules
 from lpbnn.doors import check_stage, find_stages
 from lpbnn.factors import Factors
 from lpbnn.layers import Draw, FastWeight, draw_layers, take
-from lpbnn.losses import require_tensor
+from lpbnn.losses import check_batch
 from lpbnn.members import (
     BatchMode,
     batched,
@@ -242,7 +242,7 @@ class FastWeightEnsemble(Model):
         """Mean NLL of the members' rows; every example counts once."""
         args, kwargs = as_call(x)
         batch = batch_size(args, kwargs)
-        require_tensor(y)
+        check_batch(x, y, self.task)
         if y.shape[:1] != (batch,):
             raise ValueError(
                 f"{batch} examples need as many targets; got y of shape {tuple(y.shape)}."
