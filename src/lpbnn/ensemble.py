@@ -18,6 +18,8 @@ from lpbnn.members import (
     batched,
     copied,
     gather,
+    mask_places,
+    masks_given,
     row_weights,
     rows_needed,
     spread,
@@ -87,6 +89,7 @@ class FastWeightEnsemble(Model):
         parts = [net.get_submodule(stage) for stage in self.stages if stage]
         self.shared_part = any(getattr(part, "in_turn", False) for part in parts)
         self.nothing_shared = not parts
+        self._masks = mask_places(net)
         self._spread_at = SpreadInTurn()
         for stage in self.stages:
             sum_by_rows(net.get_submodule(stage))
@@ -149,7 +152,8 @@ class FastWeightEnsemble(Model):
         layers, norms = found or self._find()
         cast = Cast(layers, norms, self.members, draws, first)
         if "" in self.stages:
-            args, kwargs = spread_tree((args, kwargs), batch, members, mode)
+            masks = masks_given(self._masks, args, kwargs)
+            args, kwargs = spread_tree((args, kwargs), batch, members, mode, masks)
         else:
             self._spread_at.plan = (batch, members, mode)
             # An input with as many rows by chance could be taken for the members' work in a turn.
@@ -217,9 +221,10 @@ class FastWeightEnsemble(Model):
         first: int,
     ) -> Tensor:
         """Each member through the whole network by itself, with inputs of its own."""
-        batch, outputs = batch_size(args, kwargs), []
+        batch, masks = batch_size(args, kwargs), masks_given(self._masks, args, kwargs)
+        outputs = []
         for i in range(draws[0].members):
-            own_args, own_kwargs = copied((args, kwargs), batch)
+            own_args, own_kwargs = copied((args, kwargs), batch, masks=masks)
             one = take(draws, i, 1)
             outputs.append(self.rows(own_args, own_kwargs, one, "repeat", first + i, found=found))
         return torch.stack(outputs)

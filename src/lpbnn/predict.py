@@ -1,6 +1,6 @@
 """Prediction: the mean over members of the probabilities, and what the members disagree about."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from lpbnn.members import is_batched
+from lpbnn.members import is_batched, mask_places, masks_given
 from lpbnn.model import Model, as_call, at_least_one, batch_size, walk
 from lpbnn.prediction import Prediction, Strips, merge
 
@@ -60,11 +60,14 @@ def predict(
     batch = batch_size(args, kwargs)
     width, step = _portions(batch, model, samples, chunk)
     step = _unmistakable(step, batch, (args, kwargs))
+    masks = masks_given(mask_places(model.net), args, kwargs)
     sums: list[Strips] = []
     with evaluating(model), seeded(seed, generator, model), torch.no_grad():
         for run in model.passes(samples, width):
             for index, start in enumerate(range(0, batch, step)):
-                part_args, part_kwargs = _part((args, kwargs), batch, slice(start, start + step))
+                part_args, part_kwargs = _part(
+                    (args, kwargs), batch, slice(start, start + step), masks
+                )
                 if index == len(sums):
                     sums.append(Strips(model.task, keep_members))
                 # The outputs are gone before the next pass makes its own.
@@ -102,12 +105,12 @@ def _unmistakable(step: int, batch: int, call: Any) -> int:
     return step
 
 
-def _part(call: Any, batch: int, rows: slice) -> Any:
+def _part(call: Any, batch: int, rows: slice, masks: Sequence[Tensor]) -> Any:
     if rows.start == 0 and rows.stop >= batch:
         return call
 
     def cut(x: Tensor) -> Tensor:
-        return x[rows] if is_batched(x, batch) else x
+        return x[rows] if is_batched(x, batch, masks) else x
 
     return tree_map_only(Tensor, cut, call)
 
