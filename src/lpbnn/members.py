@@ -23,7 +23,7 @@ Example:
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -187,3 +187,35 @@ def copied(tree: Any, batch: int, members: int = 1, masks: Sequence[Tensor] = ()
         return x.clone() if members == 1 else spread(x, members)
 
     return tree_map_only(Tensor, one, tree)
+
+
+def require_multiple(rows: int, members: int, layer: str) -> None:
+    """Refuse rows that cannot be those of the members."""
+    if rows % members:
+        raise ValueError(
+            f"{layer!r} got {rows} rows for {members} members; rows are member-major and a multiple of "
+            "the members. Call the built model, or spread the batch first with lpbnn.members.spread."
+        )
+
+
+def require_rows(rows: int, expected: int, layer: str) -> None:
+    """Refuse rows that are not those of a pass of ``expected`` rows (0: nobody said)."""
+    if expected and rows % expected:
+        raise ValueError(
+            f"{layer!r} got an input with first dimension {rows}, in a pass of {expected} rows: its "
+            "rows are not those of the batch (time first, or no batch at all), and members would "
+            f"mix in silence. Leave the layer out with exclude={layer!r}, or put the batch first."
+        )
+
+
+def refuse_table(x: Tensor, tables: Collection[int], layer: str) -> None:
+    """Refuse a tensor of the network itself, whose rows are as many as the batch's only by chance.
+
+    ``tables`` are the ids of its parameters and buffers. One that is expanded has a row for each example.
+    """
+    if id(x if x._base is None else x._base) in tables and x.stride(0):
+        raise ValueError(
+            f"{layer!r} got a parameter or buffer of the network as its input, of shape {tuple(x.shape)}: "
+            "its rows are no examples, and members would mix in silence. Leave the layer out with "
+            f"exclude={layer!r}, or expand its input to a row for each example."
+        )

@@ -1,6 +1,6 @@
 """How the batch becomes members at a door of the network, and how they go through what is behind it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,6 +50,7 @@ class Cast:
     ) -> None:
         self.layers, self.norms, self.members = layers, norms, members
         self.draws, self.first = draws, first
+        self._looking = False
 
     def choose(self, draws: Sequence[Draw], rows: int, start: int = 0) -> None:
         """Until others are chosen, every call is for ``draws``: those of the pass from ``start`` on."""
@@ -66,6 +67,29 @@ class Cast:
             _set(layer, "_rows", 0)
         for norm in self.norms:
             _set(norm, "_held", None)
+        if self._looking:
+            self._look_for(())
+
+    def look_for(self, net: nn.Module) -> None:
+        """Until the release, no layer may be given a tensor of the network itself."""
+        self._looking = True
+        self._look_for({id(tensor) for tensor in (*net.parameters(), *net.buffers())})
+
+    def _look_for(self, tables: Collection[int]) -> None:
+        for layer in self.layers:
+            _set(layer, "_tables", tables)
+
+    def remember(self, outputs: Tensor) -> None:
+        """When this pass is differentiated, blocks that are computed again use its draws."""
+        if not outputs.requires_grad or torch.compiler.is_compiling():
+            return
+        layers, draws = self.layers, self.draws
+
+        def again(grad: Tensor) -> None:
+            for layer, draw in zip(layers, draws, strict=True):
+                layer._last = draw
+
+        outputs.register_hook(again)
 
 
 class SpreadAt:

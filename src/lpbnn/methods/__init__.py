@@ -71,6 +71,9 @@ def build(
     The network is wrapped in place and keeps its weights. ``options`` are the method's own, for
     example ``members=4, num_data=len(train)`` (see its ``Config``).
 
+    Where members are rows of the batch (lpbnn, batchensemble, rank1), a converted layer must get a row
+    for each example. One that gets a table, of positions for example, is to be left out with ``exclude``.
+
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
         >>> model = build(net, "lpbnn", members=4, num_data=100)

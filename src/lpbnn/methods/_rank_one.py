@@ -1,7 +1,7 @@
 """What BatchEnsemble, Rank-1 and LP-BNN share: options, checks, and the wrapping of the network."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
@@ -26,7 +26,8 @@ class RankOneConfig:
     repeat_last: float = 0.0  # share of the epochs, at the end, trained with batch_mode "repeat"
     include: Filter = None  # path globs or layer types to convert; None: all
     exclude: Filter = None
-    spread_at: str | None = None  # where the batch becomes members; None: found
+    # where the batch becomes members: a path, or several; None: found
+    spread_at: str | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         at_least_one("members", self.members)
