@@ -161,7 +161,8 @@ class FastWeightEnsemble(Model):
             self._spread_at.cast = cast if in_turn and not mistakable else None
         rows = rows_needed(batch, members, mode)
         cast.choose(draws, rows)
-        look = not self._looked and members > 1 and not torch.compiler.is_compiling()
+        # A compiler is asked first: it would compile anew for what it had looked at and has changed.
+        look = not torch.compiler.is_compiling() and not self._looked and members > 1
         if look:
             cast.look_for(self.net)
         try:
