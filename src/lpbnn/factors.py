@@ -83,7 +83,7 @@ class Factors(nn.Module):
 
     def stack_key(self) -> tuple[object, ...]:
         """Layers with the same key may be drawn in one stack."""
-        r = self.tensor(self.stack_r)
+        r: Tensor = getattr(self, self.stack_r)
         return (type(self), self.members, self.inputs, self.stack_s, r.device, r.dtype)
 
     stack_r = "r"  # a tensor that says where the factors lie, and in which precision
