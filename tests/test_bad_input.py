@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from networks import Mlp, ResNet
+from networks import Mlp, ResNet, small
 from torch import nn
 
 import lpbnn
@@ -29,6 +29,17 @@ BUILD = {
     "init": ({"num_data": 9, "init": "zeros"}, ValueError, "'normal' or 'signs'"),
     "latent": ({"num_data": 9, "latent": 0}, ValueError, "latent=0"),
     "spread": ({"num_data": 9, "spread": -1.0}, ValueError, "spread=-1.0"),
+    "anneal": ({"num_data": 9, "anneal": 10.0}, ValueError, "anneal=10.0: expected a share"),
+    "anneal of rank1": (
+        {"method": "rank1", "num_data": 9, "anneal": 10.0},
+        ValueError,
+        "anneal=10.0: expected a share of the epochs, from 0 to 1",
+    ),
+    "anneal below 0": (
+        {"method": "rank1", "num_data": 9, "anneal": -1.0},
+        ValueError,
+        "anneal=-1.0",
+    ),
     "task": ({"num_data": 9, "task": "detection"}, ValueError, "task='detection'.*classification"),
 }
 
@@ -86,6 +97,64 @@ def test_targets(case: str, method: str) -> None:
     model = lpbnn.build(Mlp(), method)
     with pytest.raises(ValueError, match=message):
         model.loss(torch.randn(4, 5), y)
+
+
+@pytest.mark.parametrize("method", ["mcp", "batchensemble"])
+def test_labels_that_are_no_tensor_and_batches_the_wrong_way_round(method: str) -> None:
+    model, x, y = lpbnn.build(Mlp(), method), torch.randn(4, 5), torch.zeros(4, dtype=torch.int64)
+    with pytest.raises(TypeError, match="targets are a tensor; got list. Fix: torch.as_tensor"):
+        model.loss(x, y.tolist())
+    with pytest.raises(
+        ValueError, match=r"inputs of shape \(4,\) and .*swapped. Fix: loss\(inputs"
+    ):
+        model.loss(y, x)
+
+
+@pytest.mark.parametrize("method", ["mcp", "batchensemble"])
+def test_one_output_is_no_class_in_the_loss_as_in_the_prediction(method: str) -> None:
+    model, x = lpbnn.build(small(classes=1), method), torch.randn(4, 5)
+    message = "yes-or-no question has two classes: give the last layer two outputs"
+    with pytest.raises(ValueError, match=message):
+        lpbnn.predict(model, x)
+    for y in (torch.zeros(4), torch.zeros(4, 1), torch.zeros(4, dtype=torch.int64)):
+        with pytest.raises(ValueError, match=message):
+            model.loss(x, y)
+
+
+@pytest.mark.parametrize("weights", [None, [1.0, 2.0, 1.0]])
+@pytest.mark.parametrize("task", ["classification", "segmentation"])
+def test_a_label_that_is_no_class_is_told(task: str, weights: list[float] | None) -> None:
+    net = Mlp() if task == "classification" else nn.Sequential(nn.Conv2d(3, 3, 1))
+    shape = (5,) if task == "classification" else (3, 2, 2)
+    model = lpbnn.build(net, "mcp", task=task, class_weights=weights)
+    y = torch.zeros((2, *shape[1:]), dtype=torch.int64)
+    y[-1] = 255
+    message = r"labels are 0 to 2, .*3 outputs, or ignore_index=-100; got \[255\].*ignore_index="
+    with pytest.raises(IndexError, match=message):
+        model.loss(torch.randn(2, *shape), y)
+
+
+def test_classes_come_second() -> None:
+    """Tokens with classes last, as (batch, time, classes)."""
+    model = lpbnn.build(nn.Sequential(nn.Linear(5, 3)), "mcp")
+    with pytest.raises(ValueError, match=r"Classes come second.*movedim\(-1, 1\)"):
+        model.loss(torch.randn(2, 4, 5), torch.zeros(2, 4, dtype=torch.int64))
+
+
+def test_targets_of_a_regression_are_not_reordered() -> None:
+    model = lpbnn.build(small(classes=4), "mcp", task="regression")
+    with pytest.raises(ValueError, match=r"targets of shape \(6, 2\); got .* of shape \(2, 6\)"):
+        model.loss(torch.randn(6, 5), torch.randn(2, 6))
+    one = lpbnn.build(small(classes=2), "mcp", task="regression")
+    for y in (torch.randn(6), torch.randn(6, 1)):
+        assert one.loss(torch.randn(6, 5), y)["loss"].isfinite()
+
+
+def test_score_wants_a_prediction() -> None:
+    with pytest.raises(
+        TypeError, match=r"what lpbnn.predict returned; got Tensor.*lpbnn.predict\("
+    ):
+        lpbnn.build(Mlp(), "mcp").score(torch.randn(2, 3))
 
 
 def test_regression_needs_two_outputs_per_target() -> None:

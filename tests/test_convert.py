@@ -162,12 +162,12 @@ REFUSED = {
     "time first": (
         lambda: nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16)),
         {},
-        r"batch_first=False: its rows are time steps",
+        r"batch_first=False: its rows are time steps.*exclude='0.self_attn.\*'",
     ),
     "attention with bias_kv": (
         lambda: nn.Sequential(nn.MultiheadAttention(8, 2, add_bias_kv=True, batch_first=True)),
         {},
-        "'0.q_proj' belongs to an attention with bias_kv",
+        r"'0.q_proj' belongs to an attention with bias_kv.*exclude='0.\*'",
     ),
     "parametrised bias": (
         lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 3), "bias", dim=None)),
@@ -185,6 +185,16 @@ def test_refusals_name_the_layer_and_the_fix(case: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         convert(net, fast, **options)
     assert not converted(net)  # nothing half done
+
+
+def test_an_attention_is_left_out_as_its_refusal_says() -> None:
+    """Its projections have no names in the user's network: all of them go by one pattern."""
+    net = nn.Sequential(nn.MultiheadAttention(8, 2), nn.Linear(8, 3))
+    with pytest.raises(ValueError, match="exclude=") as caught:
+        convert(net, fast)
+    pattern = str(caught.value).rpartition("exclude='")[2].split("'")[0]
+    assert convert(net, fast, exclude=pattern).converted == ("1",)
+    assert isinstance(net[0], nn.MultiheadAttention)
 
 
 def test_converting_twice_is_refused() -> None:

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import lpbnn
 
 SOURCE = Path(lpbnn.__file__).parent
@@ -19,7 +21,9 @@ LEVELS = [
         "fastconv",
         "layers",
         "attention",
+        "filters",
         "convertible",
+        "unconverted",
         "convert",
         "model",
         "doors",
@@ -90,3 +94,15 @@ def test_importing_lpbnn_is_light_and_silent() -> None:
     assert done.returncode == 0, done.stderr
     assert not done.stdout
     assert not done.stderr
+
+
+def test_metrics_are_there_when_they_are_asked_for() -> None:
+    code = (
+        "import sys, lpbnn; assert 'torchmetrics' not in sys.modules; "
+        "assert lpbnn.metrics.ece and 'torchmetrics' in sys.modules; "
+        "assert 'metrics' in dir(lpbnn); from lpbnn import *; assert metrics is lpbnn.metrics"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(AttributeError, match="module 'lpbnn' has no attribute 'metric'"):
+        lpbnn.metric  # noqa: B018

@@ -168,3 +168,21 @@ def test_large_rows_are_left_to_torch(
     assert bool(calls) is by_row
     norm.eval()(torch.randn(shape).as_subclass(OnGpu))
     assert len(calls) == by_row
+
+
+@pytest.mark.parametrize("batch", [1, 3, 4])
+def test_a_last_batch_too_small_for_a_norm_of_each_member_is_told(batch: int) -> None:
+    def small(**options: str) -> lpbnn.Model:
+        net = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+        return lpbnn.build(net, "batchensemble", members=4, **options).train()
+
+    x, y = torch.randn(batch, 5), torch.zeros(batch, dtype=torch.int64)
+    message = (
+        f"(?s)more than 1 value.*4 members share a batch of {batch}, .*drop_last=True.*'shared'"
+    )
+    with pytest.raises(ValueError, match=message):
+        small(batch_norm="member").loss(x, y)
+    assert small(batch_norm="shared").loss(x, y)["loss"].isfinite()
+    if batch > 1:
+        repeated = small(batch_norm="member", batch_mode="repeat")
+        assert repeated.loss(x, y)["loss"].isfinite()

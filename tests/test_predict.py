@@ -1,9 +1,11 @@
 """Prediction: the mean of probabilities, in any portions, repeatable, and nothing left behind."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from memory import PeakMemory
-from networks import Mlp, ResNet, settle
+from networks import Mlp, ResNet, settle, small
 from torch import nn
 
 import lpbnn
@@ -240,3 +242,16 @@ def test_members_in_turn_answer_as_members_together(
     monkeypatch.setattr(FastWeightEnsemble, "_better_in_turn", lambda *call: True)
     in_turn = predict(model, x, samples=2, seed=1)
     torch.testing.assert_close(in_turn.members, together.members, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda m: torch.compile(m, backend="eager"), nn.DataParallel, lpbnn.LossStep]
+)
+def test_a_wrapped_model_is_predicted_with(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    model, x = lpbnn.build(small(), "lpbnn", num_data=9), torch.randn(4, 5)
+    expected = lpbnn.predict(model, x, seed=0).members
+    assert torch.equal(lpbnn.predict(wrap(model), x, seed=0).members, expected)
+    both = lpbnn.LossStep(torch.compile(model, backend="eager"))
+    assert torch.equal(lpbnn.predict(both, x, seed=0).members, expected)
+    with pytest.raises(TypeError, match="got Sequential. A plain network becomes one"):
+        lpbnn.predict(wrap(small()), x)

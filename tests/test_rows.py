@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from networks import members_and_ordinary
 from torch import Tensor, nn
 
 import lpbnn
@@ -28,11 +29,61 @@ class Queries(nn.Module):
         return self.head(x @ self.fc(self.query).T)
 
 
-@pytest.mark.parametrize(("net", "shape"), [(TimeFirst, (6, 8, 5)), (Queries, (6, 5))])
-def test_a_layer_with_other_rows_is_refused(net: type, shape: tuple[int, ...]) -> None:
-    model = lpbnn.build(net(), "batchensemble", members=4)
+@pytest.mark.parametrize(
+    ("net", "shape", "exclude"), [(TimeFirst, (6, 8, 5), "rnn"), (Queries, (6, 5), "query")]
+)
+def test_a_layer_with_other_rows_is_refused(
+    net: type, shape: tuple[int, ...], exclude: str
+) -> None:
+    model = lpbnn.build(net(), "batchensemble", members=4, exclude=exclude)
     with pytest.raises(ValueError, match="first dimension 8, in a pass of 24 rows.*exclude="):
         model(torch.randn(*shape))
+
+
+class Table(nn.Module):
+    """A table of as many rows as there will be of members and examples: 24."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        table = torch.randn(32, 5)
+        if kind == "buffer":
+            self.register_buffer("table", table[:24].clone())
+        elif kind == "row":
+            self.table = nn.Parameter(table[:1])
+        else:
+            self.table = nn.Parameter(table if kind == "slice" else table[:24])
+        self.mix, self.fc = nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "row":  # a row for each example: as it should be
+            return self.fc(x + self.mix(self.table.expand(len(x), -1)))
+        return self.fc(
+            x + self.mix(self.table[:24] if self.kind == "slice" else self.table).mean(0)
+        )
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("kind", ["parameter", "buffer", "slice"])
+def test_a_table_of_the_network_is_no_batch(kind: str, grad: bool) -> None:
+    torch.manual_seed(0)
+    no_layer = [] if kind == "buffer" else ["table"]  # or build tells that it cannot be converted
+    model = lpbnn.build(Table(kind), "batchensemble", members=4, exclude=no_layer)
+    x = torch.randn(6, 5)
+    with torch.set_grad_enabled(grad):
+        for _ in range(2):  # the second time, too
+            with pytest.raises(ValueError, match=r"'mix' got a parameter or buffer.*exclude='mix'"):
+                model(x)
+    left = lpbnn.build(Table(kind), "batchensemble", members=4, exclude=["mix", *no_layer])
+    assert left(x).shape == (4, 6, 3)
+
+
+def test_a_row_of_the_network_may_be_given_to_every_example() -> None:
+    torch.manual_seed(0)
+    net, x = Table("row").double(), torch.randn(6, 5).double()
+    model = lpbnn.build(net, "batchensemble", members=4).double()
+    together, alone = members_and_ordinary(model, x)
+    torch.testing.assert_close(together, alone)
 
 
 def test_side_inputs_do_not_depend_on_the_chunk() -> None:

@@ -1,5 +1,6 @@
 """Where a part of a network is converted: the rest runs once, and the members share it exactly."""
 
+import copy
 import gc
 import weakref
 from collections.abc import Callable
@@ -73,7 +74,10 @@ def test_a_tensor_around_the_stage_is_explained() -> None:
     model = lpbnn.build(Around(), "batchensemble", include="b")
     with pytest.raises(RuntimeError) as caught:
         model(torch.randn(3, 4))
-    assert "spreads the batch over the members at ['b']" in caught.value.__notes__[0]
+    assert "spreads the batch over the members at ['b']" in str(caught.value)  # logs drop notes
+    assert "build(..., spread_at='') for the whole network" in str(caught.value)
+    assert "must match" in str(caught.value)  # torch's own words
+    assert type(caught.value.__cause__) is RuntimeError
     model = lpbnn.build(Around(), "batchensemble", include="b", spread_at="")
     assert model(torch.randn(3, 4)).shape == (4, 3, 4)
 
@@ -91,6 +95,64 @@ def test_parts_that_leave_out_a_converted_layer_are_not_taken() -> None:
     net.decoder.spread_at = ("count", "mix")
     model = lpbnn.build(net, "batchensemble", include="decoder.*")
     assert model.stages == ["decoder"]
+
+
+def test_an_error_of_its_own_kind_stays_what_it_is() -> None:
+    class Full(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise torch.OutOfMemoryError("out of memory")
+
+    model = lpbnn.build(Full(), "batchensemble", include="b")
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        model(torch.randn(3, 4))
+    assert str(caught.value) == "out of memory"
+    assert "spreads the batch over the members at ['b']" in caught.value.__notes__[0]
+
+
+def test_several_doors_may_be_named() -> None:
+    torch.manual_seed(0)
+    net, x = ResNet().eval(), torch.randn(3, 3, 8, 8)
+    options = {"members": 3, "include": ["stage2", "head"]}
+    found = []
+    for doors in (["stage2", "head"], "stage2", ""):
+        torch.manual_seed(1)
+        made = lpbnn.build(copy.deepcopy(net), "batchensemble", spread_at=doors, **options)
+        found.append(made.eval()(x))
+    torch.testing.assert_close(found[0], found[1])
+    torch.testing.assert_close(found[0], found[2])
+    with pytest.raises(ValueError, match="spread_at='haed' is no module.*mean 'head'"):
+        lpbnn.build(net, "batchensemble", spread_at=["stage2", "haed"], **options)
+    with pytest.raises(ValueError, match=r"spread_at=\[\] names no module"):
+        lpbnn.build(net, "batchensemble", spread_at=[], **options)
+
+
+class UNet(nn.Module):
+    """Skips go around every part that a partial conversion makes a door."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.e1, self.e2 = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)
+        self.u1, self.out = nn.Conv2d(4, 4, 1), nn.Conv2d(8, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        skip = torch.relu(self.e1(x))
+        return self.out(torch.cat([self.u1(self.e2(skip)), skip], 1))
+
+
+@pytest.mark.parametrize("batch", [4, 5])
+def test_a_skip_around_the_doors_is_told_with_its_remedy(batch: int) -> None:
+    options = {"include": ["u*", "out"], "task": "segmentation", "num_data": 9}
+    model = lpbnn.build(UNet(), "lpbnn", **options)
+    x, y = torch.randn(batch, 3, 2, 2), torch.zeros(batch, 2, 2, dtype=torch.int64)
+    with pytest.raises(RuntimeError, match=r"(?s)Expected size .*build\(..., spread_at=''\)"):
+        lpbnn.predict(model, x)
+    helped = lpbnn.build(UNet(), "lpbnn", spread_at="", **options)
+    assert helped.train().loss(x, y)["loss"].isfinite()
+    assert lpbnn.predict(helped, x).probs.shape == (batch, 3, 2, 2)
 
 
 def test_spread_at_must_exist() -> None:

@@ -5,12 +5,19 @@ loss = model.loss(x, y)["loss"]
 p = lpbnn.predict(model, x)
 """
 
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
 from lpbnn.convert import convert
 from lpbnn.export import freeze, mean_network, undo
 from lpbnn.methods import build
 from lpbnn.model import LossStep, Model
 from lpbnn.posterior import posterior
 from lpbnn.predict import Prediction, predict
+
+if TYPE_CHECKING:
+    from lpbnn import metrics as metrics
 
 __all__ = [
     "LossStep",
@@ -20,7 +27,15 @@ __all__ = [
     "convert",
     "freeze",
     "mean_network",
+    "metrics",
     "posterior",
     "predict",
     "undo",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """``lpbnn.metrics`` when it is asked for: torchmetrics takes seconds to import."""
+    if name == "metrics":
+        return importlib.import_module("lpbnn.metrics")
+    raise AttributeError(f"module 'lpbnn' has no attribute {name!r}")

@@ -1,28 +1,19 @@
 """The converter: replace layers of any network by path, in place, weights kept bit for bit."""
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from typing import NamedTuple
 
 from torch import nn
 
 from lpbnn.attention import PROJECTIONS, SplitAttention
 from lpbnn.convertible import ancestors, hidden_references, join, refuse_unconvertible
+from lpbnn.filters import Candidate, Filter, Pattern, matches, patterns, reason_to_leave
 from lpbnn.layers import SUPPORTED
+from lpbnn.unconverted import weigh
 from lpbnn.wrapper import Wrapper
 
-Pattern = str | type[nn.Module]
-Filter = Pattern | Sequence[Pattern] | None
 LayerFactory = Callable[[nn.Module, str], nn.Module]
-
-
-class Candidate(NamedTuple):
-    """A layer that can be chosen, under every path it is known by (the first one names it)."""
-
-    paths: list[str]
-    module: nn.Module  # for a projection of nn.MultiheadAttention: the attention
 
 
 @dataclass(frozen=True)
@@ -47,7 +38,8 @@ def convert(
     """Replace every chosen Linear and (transposed) convolution by ``layer_factory(layer, path)``.
 
     ``include`` and ``exclude`` take path globs ("decoder.*"; "decoder" means all below it), layer
-    types, or a list of both; each must match something. A module used twice is converted once.
+    types, or a list of both; each must match something (``exclude``: or a module with weights of another
+    kind, see ``unconverted``). A module used twice is converted once.
     ``undo`` gives the network back.
 
     Raises:
@@ -73,7 +65,8 @@ def convert(
                 f"{path!r} is converted already ({type(candidate.module).__name__}). Call undo first; "
                 "several parts are converted in one call: include=[...]."
             )
-    chosen, left = _choose(candidates, _patterns(include), _patterns(exclude))
+    _refuse_idle_patterns(net, candidates, include, exclude)
+    chosen, left = _choose(candidates, patterns(include), patterns(exclude))
     if not chosen:
         raise ValueError(_nothing_to_convert(net, candidates, include, exclude))
     hidden = hidden_references(net)
@@ -147,44 +140,27 @@ def _is_converted(module: nn.Module) -> bool:
 def _choose(
     candidates: dict[str, Candidate], include: list[Pattern] | None, exclude: list[Pattern] | None
 ) -> tuple[list[str], dict[str, str]]:
-    for name, patterns in (("include", include), ("exclude", exclude)):
-        for pattern in patterns or []:
-            if not any(_matches(candidate, pattern) for candidate in candidates.values()):
-                raise ValueError(
-                    f"{name}={pattern!r} matches no layer. "
-                    + _layers_found(candidates, pattern if isinstance(pattern, str) else None)
-                )
     chosen, left = [], {}
     for path, candidate in candidates.items():
-        if include is not None and not any(_matches(candidate, p) for p in include):
-            left[path] = "not included"
-        elif exclude is not None and any(_matches(candidate, p) for p in exclude):
-            left[path] = "excluded"
+        if reason := reason_to_leave(candidate, include, exclude):
+            left[path] = reason
         else:
             chosen.append(path)
     return chosen, left
 
 
-def _matches(candidate: Candidate, pattern: Pattern) -> bool:
-    paths, module = candidate
-    if isinstance(pattern, str):
-        return any(fnmatchcase(path, pattern) or path.startswith(f"{pattern}.") for path in paths)
-    if isinstance(module, nn.MultiheadAttention):
-        return issubclass(nn.Linear, pattern) or isinstance(module, pattern)
-    return isinstance(module, pattern)
-
-
-def _patterns(given: Filter) -> list[Pattern] | None:
-    if given is None:
-        return None
-    patterns: list[Pattern] = [given] if isinstance(given, str | type) else list(given)
-    for pattern in patterns:
-        if not isinstance(pattern, str | type):
-            raise TypeError(
-                f"a filter is a path glob or a layer type; got {pattern!r}. "
-                "Example: include=['decoder.*', nn.Conv2d]."
-            )
-    return patterns
+def _refuse_idle_patterns(
+    net: nn.Module, candidates: dict[str, Candidate], include: Filter, exclude: Filter
+) -> None:
+    layers = list(candidates.values())
+    others = [bare.candidate for bare in weigh(net)[1]]
+    for name, given, those in (("include", include, layers), ("exclude", exclude, layers + others)):
+        for pattern in patterns(given) or []:
+            if not any(matches(candidate, pattern) for candidate in those):
+                raise ValueError(
+                    f"{name}={pattern!r} matches no layer. "
+                    + _layers_found(candidates, pattern if isinstance(pattern, str) else None)
+                )
 
 
 def _split_attention(net: nn.Module, chosen: list[str]) -> None:

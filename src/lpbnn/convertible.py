@@ -16,10 +16,14 @@ def refuse_unconvertible(
     net: nn.Module, path: str, module: nn.Module, hidden: dict[int, str]
 ) -> None:
     """Raise, naming the layer, wherever a conversion would not do what it says."""
-    fix = f"Leave it out with exclude={path!r}."
+    attention = isinstance(
+        module, nn.MultiheadAttention
+    )  # its projections are layers by our making
+    out = f"{path.rpartition('.')[0]}.*" if attention else path
+    fix = f"Leave it out with exclude={out!r}."
     if any(isinstance(p, UninitializedParameter) for p in module.parameters()):
         raise ValueError(f"{path!r} is lazy and has no shape yet. Run one batch through it first.")
-    if isinstance(module, nn.MultiheadAttention) and (
+    if attention and (
         type(module) is not nn.MultiheadAttention
         or module.bias_k is not None
         or module.add_zero_attn
@@ -46,7 +50,7 @@ def refuse_unconvertible(
             f"{path!r} is also kept in the plain attribute {hidden[id(module)]!r}, where it cannot be "
             f"replaced. Use nn.ModuleList or nn.ModuleDict there. {fix}"
         )
-    if not isinstance(module, nn.MultiheadAttention) and not _adds_its_bias_last(module):
+    if not attention and not _adds_its_bias_last(module):
         raise ValueError(
             f"{path!r} is a {type(module).__name__} with a forward of its own that does more than add its "
             f"bias, and every member needs a bias. {fix}"

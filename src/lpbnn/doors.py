@@ -1,6 +1,7 @@
 """The doors of a network: at which modules the batch becomes members, so that what is before runs once."""
 
 import difflib
+from collections.abc import Sequence
 
 from torch import nn
 
@@ -48,13 +49,43 @@ def _named(path: str, module: nn.Module) -> list[str]:
     return named if len(named) > 1 else []  # of one, there may be a smaller part
 
 
-def check_stage(net: nn.Module, stage: str | None) -> None:
-    """Refuse a ``spread_at`` that is no path in the network."""
+def check_stage(net: nn.Module, spread_at: str | Sequence[str] | None) -> None:
+    """Refuse a ``spread_at`` that is no path in the network, or a list that is not of such paths."""
+    if spread_at is None:
+        return
     paths = [path for path, _ in net.named_modules()]
-    if stage is not None and stage not in paths:
-        close = difflib.get_close_matches(stage, paths, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"spread_at={stage!r} is no module of the network.{hint}")
+    stages = [spread_at] if isinstance(spread_at, str) else list(spread_at)
+    if not stages:
+        raise ValueError(
+            "spread_at=[] names no module. Fix: None finds one, '' is the whole network."
+        )
+    for stage in stages:
+        if stage not in paths:
+            close = difflib.get_close_matches(str(stage), paths, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise ValueError(f"spread_at={stage!r} is no module of the network.{hint}")
+
+
+def where_spread(stages: Sequence[str]) -> str:
+    """What to do where rows and examples met."""
+    return (
+        f"lpbnn spreads the batch over the members at {list(stages)}. If that module is not called, or a "
+        "tensor goes around it and meets its output (a skip), spread the batch earlier. Fix: "
+        "build(..., spread_at='') for the whole network, or spread_at= the path of an earlier module."
+    )
+
+
+def retold(error: Exception, advice: str) -> Exception:
+    """The error with the advice in its message, where a log that prints no notes has it, too.
+
+    One of a kind of its own, of memory that ran out for example, is what others look for: it gets a note.
+    """
+    if not advice:
+        return error
+    if type(error) in (RuntimeError, ValueError):
+        return type(error)(f"{error}\n{advice}")
+    error.add_note(advice)
+    return error
 
 
 def has_unconverted(module: nn.Module) -> bool:

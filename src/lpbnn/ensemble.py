@@ -9,15 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from lpbnn.convert import replace_modules
-from lpbnn.doors import check_stage, find_stages
+from lpbnn.doors import check_stage, find_stages, retold, where_spread
 from lpbnn.factors import Factors
 from lpbnn.layers import Draw, FastWeight, draw_layers, take
-from lpbnn.losses import require_tensor
+from lpbnn.losses import check_batch
 from lpbnn.members import (
     BatchMode,
     batched,
     copied,
     gather,
+    mask_places,
+    masks_given,
     row_weights,
     rows_needed,
     spread,
@@ -47,7 +49,7 @@ class FastWeightEnsemble(Model):
         batch_mode: in training, "split" gives every member a slice of the batch (the price of one
             network), "repeat" gives every member all of it (J times the compute).
         batch_norm: "shared" by the members (each sees the statistics of all), or one per "member".
-        spread_at: path of the module where the batch becomes members; "" is the whole network.
+        spread_at: path of the module where the batch becomes members, or several; "" is the whole network.
             None finds it: the smallest part that holds every converted layer, or those parts of it that
             it names. With an attribute ``in_turn = True`` they predict large batches member by member
             (``lpbnn.stages``).
@@ -69,6 +71,7 @@ class FastWeightEnsemble(Model):
         super().__init__(net, **model_options)
         self.batch_mode: BatchMode = batch_mode
         self.repeat_last = repeat_last
+        self._looked = False  # whether layers have been asked for tables in the place of examples
         self._late = False  # whether this is one of the last epochs
         self.fast_lr = fast_lr
         counts = {layer.factors.members for layer in self.layers}
@@ -79,14 +82,14 @@ class FastWeightEnsemble(Model):
         self.members = counts.pop()
         if spread_at is None:
             spread_at = find_stages(net)
+        check_stage(net, spread_at)
         self.stages = [spread_at] if isinstance(spread_at, str) else list(spread_at)
-        for stage in self.stages:
-            check_stage(net, stage)
         if batch_norm == "member":
             self._split_batch_norms()
         parts = [net.get_submodule(stage) for stage in self.stages if stage]
         self.shared_part = any(getattr(part, "in_turn", False) for part in parts)
         self.nothing_shared = not parts
+        self._masks = mask_places(net)
         self._spread_at = SpreadInTurn()
         for stage in self.stages:
             sum_by_rows(net.get_submodule(stage))
@@ -149,48 +152,47 @@ class FastWeightEnsemble(Model):
         layers, norms = found or self._find()
         cast = Cast(layers, norms, self.members, draws, first)
         if "" in self.stages:
-            args, kwargs = spread_tree((args, kwargs), batch, members, mode)
+            masks = masks_given(self._masks, args, kwargs)
+            args, kwargs = spread_tree((args, kwargs), batch, members, mode, masks)
         else:
             self._spread_at.plan = (batch, members, mode)
             # An input with as many rows by chance could be taken for the members' work in a turn.
             mistakable = in_turn and batched((args, kwargs), batch * members)
             self._spread_at.cast = cast if in_turn and not mistakable else None
-        cast.choose(draws, rows_needed(batch, members, mode))
+        rows = rows_needed(batch, members, mode)
+        cast.choose(draws, rows)
+        # A compiler is asked first: it would compile anew for what it had looked at and has changed.
+        look = not torch.compiler.is_compiling() and not self._looked and members > 1
+        if look:
+            cast.look_for(self.net)
         try:
             outputs = self.readout(self.net(*args, **kwargs))
         except (RuntimeError, ValueError) as error:
-            if "" not in self.stages:
-                error.add_note(self._where_spread())
-            raise
+            told = retold(error, self._advice(error, batch))
+            if told is error:
+                raise
+            raise told from error
         finally:
             self._spread_at.end()
             cast.release()
-        self._remember(outputs, layers, draws)
-        if outputs.shape[0] != rows_needed(batch, members, mode):
+        if look:
+            self._looked = True  # once is enough: a layer that gets a table gets it in every pass
+        cast.remember(outputs)
+        if outputs.shape[0] != rows:
             raise RuntimeError(
-                f"{batch} examples and {members} members make {rows_needed(batch, members, mode)} "
-                f"rows, but the network returned {outputs.shape[0]}. {self._where_spread()}"
+                f"{batch} examples and {members} members make {rows} "
+                f"rows, but the network returned {outputs.shape[0]}. {where_spread(self.stages)}"
             )
         return outputs
 
-    @staticmethod
-    def _remember(outputs: Tensor, layers: list[FastWeight], draws: list[Draw]) -> None:
-        """When this pass is differentiated, blocks that are computed again use its draws."""
-        if not outputs.requires_grad or torch.compiler.is_compiling():
-            return
-
-        def again(grad: Tensor) -> None:
-            for layer, draw in zip(layers, draws, strict=True):
-                layer._last = draw
-
-        outputs.register_hook(again)
-
-    def _where_spread(self) -> str:
-        return (
-            f"lpbnn spreads the batch over the members at {self.stages}. If that module is not called, "
-            "or a tensor goes around it and meets its output, choose an earlier one with "
-            "spread_at=... ('' is the whole network)."
-        )
+    def _advice(self, error: Exception, batch: int) -> str:
+        if "more than 1 value per channel" in str(error) and self._find().norms:
+            return (
+                f"{self.members} members share a batch of {batch}, and each normalises its own part of "
+                "it. Fix: larger batches (drop_last=True where only the last one is small), "
+                "batch_mode='repeat', or batch_norm='shared'."
+            )
+        return "" if "" in self.stages else where_spread(self.stages)
 
     def passes(self, samples: int, width: int) -> Iterator[Any]:
         found = self._find()  # once: nobody changes the network between the passes of a prediction
@@ -217,9 +219,10 @@ class FastWeightEnsemble(Model):
         first: int,
     ) -> Tensor:
         """Each member through the whole network by itself, with inputs of its own."""
-        batch, outputs = batch_size(args, kwargs), []
+        batch, masks = batch_size(args, kwargs), masks_given(self._masks, args, kwargs)
+        outputs = []
         for i in range(draws[0].members):
-            own_args, own_kwargs = copied((args, kwargs), batch)
+            own_args, own_kwargs = copied((args, kwargs), batch, masks=masks)
             one = take(draws, i, 1)
             outputs.append(self.rows(own_args, own_kwargs, one, "repeat", first + i, found=found))
         return torch.stack(outputs)
@@ -233,13 +236,16 @@ class FastWeightEnsemble(Model):
 
     def loss(self, x: Any, y: Tensor) -> Terms:
         shared = self.shared()
-        return total(nll=self.batch_nll(x, y, shared), **self.penalties(shared))
+        nll = self.batch_nll(x, y, shared)
+        # Of layers on several devices the penalties are on the first one's, the outputs on the last one's.
+        added = {name: term.to(nll.device) for name, term in self.penalties(shared).items()}
+        return total(nll=nll, **added)
 
     def batch_nll(self, x: Any, y: Tensor, shared: Any = None) -> Tensor:
         """Mean NLL of the members' rows; every example counts once."""
         args, kwargs = as_call(x)
         batch = batch_size(args, kwargs)
-        require_tensor(y)
+        check_batch(x, y, self.task)
         if y.shape[:1] != (batch,):
             raise ValueError(
                 f"{batch} examples need as many targets; got y of shape {tuple(y.shape)}."

@@ -11,7 +11,7 @@ The work is written over a stack of layers, because a network has dozens of them
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, get_args
 
 import torch
@@ -33,6 +33,8 @@ def initial(members: int, width: int, spread: float, init: Init) -> Tensor:
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     """Factors are small and multiply everything: they are computed in float32 under autocast."""
+    if device.type == "meta":  # it has no autocast to be left
+        return nullcontext()
     return torch.autocast(device.type, enabled=False)
 
 
@@ -81,7 +83,10 @@ class Factors(nn.Module):
 
     def stack_key(self) -> tuple[object, ...]:
         """Layers with the same key may be drawn in one stack."""
-        return (type(self), self.members, self.inputs, self.stack_s)
+        r: Tensor = getattr(self, self.stack_r)
+        return (type(self), self.members, self.inputs, self.stack_s, r.device, r.dtype)
+
+    stack_r = "r"  # a tensor that says where the factors lie, and in which precision
 
     # Only the Gaussian draws s, so only there must the outputs agree.
     @property
@@ -187,6 +192,8 @@ class GaussianFactors(Factors):
         self.s_mean = nn.Parameter(initial(members, outputs, spread, init))
         self.r_rho = nn.Parameter(torch.full((members, inputs), rho))
         self.s_rho = nn.Parameter(torch.full((members, outputs), rho))
+
+    stack_r = "r_mean"
 
     @property
     def stack_s(self) -> object:

@@ -233,7 +233,7 @@ def _runs(layers: Sequence[LatentFactors]) -> list[list[LatentFactors]]:
 
 
 class Stacks:
-    """All autoencoders of a network: one group, unless they differ in precision or latent size.
+    """All autoencoders of a network: one group, unless they differ in device, precision or latent size.
 
     ``layers`` are in the groups' order, ``places`` says where each is in the order they were given in.
     """
@@ -254,6 +254,11 @@ class Stacks:
         return [drawn[place] for place in self.places]
 
     def terms(self, with_noise: bool = True) -> tuple[Tensor, Tensor]:
-        """KL and squared error of every one of ``layers``, (L,) each (``Autoencoders.terms``)."""
-        kl, squared = zip(*(part.terms(with_noise) for part in self.parts), strict=True)
+        """KL and squared error of every one of ``layers``, (L,) each (``Autoencoders.terms``).
+
+        Of layers on several devices they are on the first one's.
+        """
+        terms = [part.terms(with_noise) for part in self.parts]
+        device = terms[0][0].device
+        kl, squared = zip(*((kl.to(device), error.to(device)) for kl, error in terms), strict=True)
         return torch.cat(kl), torch.cat(squared)

@@ -10,7 +10,7 @@ Four ways to compute it, equal to rounding:
 - *all members at once*: these weights as one layer of J times the outputs, on a batch not yet spread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from torch.nn.utils import parametrize
 
 from lpbnn.factors import Factors, draw_all
 from lpbnn.fastconv import Geometry, geometry, member_convolution
-from lpbnn.members import plus, spread, times
+from lpbnn.members import plus, refuse_table, require_multiple, require_rows, spread, times
 from lpbnn.wrapper import Wrapper
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -95,6 +95,9 @@ class FastWeight(Wrapper):
             layer._parameters["bias"] = None
         self._held: Draw | None = None  # the factors of the pass that is under way
         self._rows = 0  # its rows, 0 if nobody said
+        self._tables: Collection[
+            int
+        ] = ()  # ids of the network's tensors, in a pass that looks for them
         self._late = False  # whether examples may come that are not spread yet
         self._last: Draw | None = None  # of the pass being differentiated: checkpoints
 
@@ -141,7 +144,7 @@ class FastWeight(Wrapper):
             if self._is_one_product and not args and not kwargs:
                 return self._by_all_members(x, draw)
             x = spread(x, members)
-        self._check_rows(x.shape[0], members)
+        self._check_rows(x, members)
         own_weights = draw.r.shape[0] == members  # else a row has its own: no weight is shared
         if own_weights and (members == 1 or self._cheaper_by_weights(x, members)) and self.known:
             return self._by_member_weights(x, draw, *args, **kwargs)
@@ -157,19 +160,13 @@ class FastWeight(Wrapper):
             return self._last  # a checkpointed block, computed again: the same network as before
         return self.draw()
 
-    def _check_rows(self, rows: int, members: int) -> None:
+    def _check_rows(self, x: Tensor, members: int) -> None:
         name = self.path or "FastWeight"
-        if rows % members:
-            raise ValueError(
-                f"{name!r} got {rows} rows for {members} members; rows are member-major and a multiple of "
-                "the members. Call the built model, or spread the batch first with lpbnn.members.spread."
-            )
-        if self._rows and not torch.compiler.is_compiling() and rows % self._rows:
-            raise ValueError(
-                f"{name!r} got an input with first dimension {rows}, in a pass of {self._rows} rows: its "
-                "rows are not those of the batch (time first, or no batch at all), and members would "
-                f"mix in silence. Leave the layer out with exclude={name!r}, or put the batch first."
-            )
+        require_multiple(x.shape[0], members, name)
+        if not torch.compiler.is_compiling():
+            require_rows(x.shape[0], self._rows, name)
+            if self._tables and members > 1:
+                refuse_table(x, self._tables, name)
 
     def _cheaper_by_weights(self, x: Tensor, members: int) -> bool:
         # A compiler fuses the two products into the neighbouring kernels, and must not be made to

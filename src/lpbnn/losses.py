@@ -47,7 +47,8 @@ def nll(
     r"""Mean negative log-likelihood of the rows, optionally weighted row by row.
 
     - classification: outputs (n, C), targets (n,): :math:`-\log \mathrm{softmax}(o)_y`
-    - segmentation: outputs (n, C, H, W), targets (n, H, W): the same by pixel, over valid pixels
+    - segmentation: outputs (n, C, H, W), targets (n, H, W): the same by pixel, over valid pixels; 0 if
+      there is none
     - regression: outputs (n, 2K), targets (n, K):
       :math:`\tfrac12 \sum_k (\log 2\pi v_k + (y_k - m_k)^2 / v_k)`
 
@@ -62,13 +63,13 @@ def nll(
         rows = 0.5 * (math.log(2 * math.pi) + variance.log() + squared / variance).sum(-1)
         return rows.mean() if weights is None else (rows * weights).sum() / weights.sum()
     check_targets(outputs, targets, task)
+    outputs = at_least_float32(outputs)  # a sum over pixels is beyond float16
     if class_weights is not None:
         class_weights = class_weights.to(outputs.dtype)
     if weights is None and task == "classification":
-        return F.cross_entropy(outputs, targets, class_weights, ignore_index=ignore_index)
-    cells = F.cross_entropy(
-        outputs, targets, class_weights, ignore_index=ignore_index, reduction="none"
-    )
+        mean = _cross_entropy(outputs, targets, class_weights, ignore_index, "mean")
+        return torch.where((targets != ignore_index).any(), mean, 0.0)  # of no label: 0, as below
+    cells = _cross_entropy(outputs, targets, class_weights, ignore_index, "none")
     counted = (targets != ignore_index).to(cells.dtype)
     if class_weights is not None:
         counted = counted * class_weights[targets.masked_fill(targets == ignore_index, 0)].to(
@@ -79,6 +80,24 @@ def nll(
         cells, counted = cells * weights, counted * weights
     # A batch without one valid pixel says nothing: 0, where a mean over nothing would be NaN.
     return cells.sum() / counted.sum().clamp_min(torch.finfo(cells.dtype).tiny)
+
+
+def _cross_entropy(
+    outputs: Tensor, targets: Tensor, class_weights: Tensor | None, ignore_index: int, kind: str
+) -> Tensor:
+    """Torch's, and on a CPU, which looks at every label anyway, a wrong one is told."""
+    try:
+        return F.cross_entropy(
+            outputs, targets, class_weights, ignore_index=ignore_index, reduction=kind
+        )
+    except IndexError as error:
+        classes = outputs.shape[1]
+        wrong = targets[(targets != ignore_index) & ((targets < 0) | (targets >= classes))]
+        raise IndexError(
+            f"labels are 0 to {classes - 1}, for the network's {classes} outputs, or ignore_index="
+            f"{ignore_index}; got {wrong.unique().tolist()[:5]}. Fix: as many outputs as classes; for a "
+            "label that does not count, build(..., ignore_index=that label)."
+        ) from error
 
 
 def class_weights(counts: Sequence[int], kind: Weighting) -> list[float]:
@@ -118,19 +137,48 @@ def require_tensor(targets: object) -> None:
         raise TypeError(f"targets are a tensor; got {given}. Fix: torch.as_tensor(y).")
 
 
+def check_batch(x: object, y: object, task: Task) -> None:
+    """Refuse a batch that can be seen to be none before the network has run."""
+    require_tensor(y)
+    assert isinstance(y, Tensor)
+    if task == "regression" or not isinstance(x, Tensor) or x.is_floating_point():
+        return
+    if y.is_floating_point() and x.dim() < y.dim():
+        raise ValueError(
+            f"loss(x, y) got {x.dtype} inputs of shape {tuple(x.shape)} and {y.dtype} targets of shape "
+            f"{tuple(y.shape)}: they seem to be swapped. Fix: loss(inputs, labels)."
+        )
+
+
+def check_outputs(shape: Sequence[int], task: Task) -> None:
+    """Refuse outputs, of so many rows, that are no classes or no Gaussians."""
+    regression = task == "regression"
+    if len(shape) < 2 or (shape[1] < 2 and not regression):
+        raise ValueError(
+            f"{task} needs outputs (batch, {'2 per target' if regression else 'classes'}, ...); "
+            f"the network gave {tuple(shape)}. A yes-or-no question has two classes: give "
+            "the last layer two outputs."
+        )
+
+
 def check_targets(outputs: Tensor, targets: Tensor, task: Task) -> None:
     """Refuse targets whose shape or type does not fit; values are not looked at (no device sync)."""
     require_tensor(targets)
+    check_outputs(outputs.shape, task)
+    hint = ""
     if task == "regression":
         expected = (outputs.shape[0], outputs.shape[-1] // 2)
-        fits = targets.numel() == expected[0] * expected[1] and targets.is_floating_point()
+        shapes = [expected, expected[:1]] if expected[1] == 1 else [expected]
+        fits = tuple(targets.shape) in shapes and targets.is_floating_point()
         kind = "floating-point targets"
     else:
         expected = (outputs.shape[0], *outputs.shape[2:])
         fits = tuple(targets.shape) == expected and targets.dtype == torch.int64
         kind = "int64 labels"
+        if outputs.dim() > 2 and targets.shape == outputs.shape[:-1]:
+            hint = " Classes come second, right after the batch: outputs.movedim(-1, 1)."
     if not fits:
         raise ValueError(
             f"{task} with outputs of shape {tuple(outputs.shape)} needs {kind} of shape {expected}; "
-            f"got {targets.dtype} of shape {tuple(targets.shape)}."
+            f"got {targets.dtype} of shape {tuple(targets.shape)}.{hint}"
         )

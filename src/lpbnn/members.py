@@ -22,14 +22,19 @@ Example:
     [[10, 20, 30], [10, 20, 30]]
 """
 
+import inspect
+from collections.abc import Collection, Sequence
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 BatchMode = Literal["repeat", "split"]
 BATCH_MODES: tuple[str, ...] = get_args(BatchMode)
+# Torch's names of masks (queries, keys) that all examples share; those of padding have a row for each.
+ATTENTION_MASKS = ("src_mask", "tgt_mask", "memory_mask", "attn_mask")
+Places = Sequence[tuple[int, str]]  # of arguments, by position and by name
 
 
 def rows_needed(batch: int, members: int, mode: BatchMode = "repeat") -> int:
@@ -118,33 +123,99 @@ def row_weights(batch: int, members: int, mode: BatchMode, device: torch.device)
     return 1.0 / (rows // batch + (example < rows % batch))
 
 
-def is_batched(x: Tensor, batch: int) -> bool:
-    """Whether a tensor that goes into a network holds the examples: by its first dimension alone."""
-    return x.dim() > 0 and x.shape[0] == batch and not isinstance(x, torch.nn.Parameter)
+def is_batched(x: Tensor, batch: int, masks: Sequence[Tensor] = ()) -> bool:
+    """Whether a tensor that goes into a network holds the examples: by its first dimension alone.
+
+    None of ``masks`` does, however long their sequences are.
+    """
+    if x.dim() == 0 or x.shape[0] != batch or isinstance(x, nn.Parameter):
+        return False
+    return not any(x is mask for mask in masks)
 
 
-def spread_tree(tree: Any, batch: int, members: int, mode: BatchMode = "repeat") -> Any:
-    """Spread every tensor in a nested structure whose first dimension is the batch."""
+def mask_places(module: nn.Module) -> Places:
+    """Where a module takes masks of attention, by their names in torch.
+
+    Example:
+        >>> mask_places(nn.TransformerEncoderLayer(4, 2))
+        [(1, 'src_mask')]
+    """
+    try:
+        names = list(inspect.signature(module.forward).parameters)
+    except (TypeError, ValueError):  # no Python function
+        return []
+    # Elsewhere than in torch's own encoder a "mask" is as often one of padding, (batch, time).
+    masks = (
+        (*ATTENTION_MASKS, "mask") if isinstance(module, nn.TransformerEncoder) else ATTENTION_MASKS
+    )
+    return [(i, name) for i, name in enumerate(names) if name in masks]
+
+
+def masks_given(places: Places, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The masks of attention among the arguments of a call: those of two dimensions, no examples."""
+    given = [args[i] if i < len(args) else kwargs.get(name) for i, name in places]
+    return [mask for mask in given if isinstance(mask, Tensor) and mask.dim() == 2]
+
+
+def spread_tree(
+    tree: Any,
+    batch: int,
+    members: int,
+    mode: BatchMode = "repeat",
+    masks: Sequence[Tensor] = (),
+) -> Any:
+    """Spread every tensor in a nested structure whose first dimension is the batch, but no ``masks``."""
 
     def one(x: Tensor) -> Tensor:
-        return spread(x, members, mode) if is_batched(x, batch) else x
+        return spread(x, members, mode) if is_batched(x, batch, masks) else x
 
     return tree_map_only(Tensor, one, tree)
 
 
-def batched(tree: Any, batch: int) -> list[Tensor]:
+def batched(tree: Any, batch: int, masks: Sequence[Tensor] = ()) -> list[Tensor]:
     """The tensors of a nested structure that hold the examples."""
-    return [
-        leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and is_batched(leaf, batch)
-    ]
+    leaves = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in leaves if is_batched(leaf, batch, masks)]
 
 
-def copied(tree: Any, batch: int, members: int = 1) -> Any:
+def copied(tree: Any, batch: int, members: int = 1, masks: Sequence[Tensor] = ()) -> Any:
     """``spread_tree`` in memory of its own, for one member too: one may change its input for itself."""
 
     def one(x: Tensor) -> Tensor:
-        if not is_batched(x, batch):
+        if not is_batched(x, batch, masks):
             return x
         return x.clone() if members == 1 else spread(x, members)
 
     return tree_map_only(Tensor, one, tree)
+
+
+def require_multiple(rows: int, members: int, layer: str) -> None:
+    """Refuse rows that cannot be those of the members."""
+    if rows % members:
+        raise ValueError(
+            f"{layer!r} got {rows} rows for {members} members; rows are member-major and a multiple of "
+            "the members. Call the built model, or spread the batch first with lpbnn.members.spread."
+        )
+
+
+def require_rows(rows: int, expected: int, layer: str) -> None:
+    """Refuse rows that are not those of a pass of ``expected`` rows (0: nobody said)."""
+    if expected and rows % expected:
+        raise ValueError(
+            f"{layer!r} got an input with first dimension {rows}, in a pass of {expected} rows: its "
+            "rows are not those of the batch (time first, or no batch at all), and members would "
+            f"mix in silence. Leave the layer out with exclude={layer!r}, or put the batch first."
+        )
+
+
+def refuse_table(x: Tensor, tables: Collection[int], layer: str) -> None:
+    """Refuse a tensor of the network itself, whose rows are as many as the batch's only by chance.
+
+    ``tables`` are the ids of its parameters and buffers. One that is expanded has a row for each example.
+    """
+    if id(x if x._base is None else x._base) in tables and x.stride(0):
+        raise ValueError(
+            f"{layer!r} got a parameter or buffer of the network as its input, of shape {tuple(x.shape)}: "
+            "its rows are no examples, and members would mix in silence. Leave the layer out with "
+            f"exclude={layer!r}, or expand its input to a row for each example."
+        )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from lpbnn.losses import Task, at_least_float32, nll, split_gaussian
+from lpbnn.losses import Task, at_least_float32, check_batch, check_outputs, nll, split_gaussian
 
 if TYPE_CHECKING:
     from lpbnn.prediction import Prediction
@@ -68,6 +68,7 @@ class Model(nn.Module):
 
     def loss(self, x: Any, y: Tensor) -> Terms:
         """The training loss and its terms by name; ``loss`` is the sum of the others."""
+        check_batch(x, y, self.task)
         args, kwargs = as_call(x)
         outputs = self.outputs(*args, **kwargs)
         return total(
@@ -88,14 +89,8 @@ class Model(nn.Module):
 
     def likelihood(self, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """Member outputs (S, B, ...) to what is averaged: probabilities, or means and variances."""
-        regression = self.task == "regression"
-        if outputs.dim() < 3 or (outputs.shape[2] < 2 and not regression):
-            raise ValueError(
-                f"{self.task} needs outputs (batch, {'2 per target' if regression else 'classes'}, ...); "
-                f"the network gave {tuple(outputs.shape[1:])}. A yes-or-no question has two classes: give "
-                "the last layer two outputs."
-            )
-        if regression:
+        check_outputs(outputs.shape[1:], self.task)
+        if self.task == "regression":
             return split_gaussian(outputs)
         return at_least_float32(outputs).softmax(2), None
 
@@ -111,6 +106,11 @@ class Model(nn.Module):
 
     def score(self, prediction: "Prediction") -> Tensor:
         """How strange each input looks, higher is stranger: 1 - max probability, or the variance."""
+        if not hasattr(prediction, "strangeness"):
+            raise TypeError(
+                f"score takes what lpbnn.predict returned; got {type(prediction).__name__}. "
+                "Fix: model.score(lpbnn.predict(model, x))."
+            )
         if prediction.strangeness is not None:
             return prediction.strangeness
         if self.task == "regression":

@@ -1,6 +1,6 @@
 """Prediction: the mean over members of the probabilities, and what the members disagree about."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -8,12 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from lpbnn.members import is_batched
-from lpbnn.model import Model, as_call, at_least_one, batch_size, walk
+from lpbnn.members import is_batched, mask_places, masks_given
+from lpbnn.model import LossStep, Model, as_call, at_least_one, batch_size, walk
 from lpbnn.prediction import Prediction, Strips, merge
 
 # Members behind a shared part that one pass of it serves: their outputs are all there at its end.
 TOGETHER = 16
+# What a model may be given in, beside torch.compile's own wrapper.
+WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, LossStep)
 
 
 def predict(
@@ -39,7 +41,8 @@ def predict(
 
     An input counts as batched if its first dimension is that of the first input. The model is put in
     evaluation mode and given back as it was. One model serves one thread at a time: give each thread its
-    own ``copy.deepcopy``.
+    own ``copy.deepcopy``. Of a model in ``torch.compile`` or ``DistributedDataParallel`` the model itself
+    is called, without them.
 
     Example:
         >>> import lpbnn
@@ -49,6 +52,7 @@ def predict(
         >>> tuple(p.probs.shape), tuple(p.members.shape), tuple(p.epistemic.shape)
         ((5, 3), (8, 5, 3), (5,))
     """
+    model = _unwrapped(model)
     if not isinstance(model, Model):
         raise TypeError(
             f"predict takes a model that lpbnn.build or lpbnn.freeze returned; got "
@@ -60,16 +64,30 @@ def predict(
     batch = batch_size(args, kwargs)
     width, step = _portions(batch, model, samples, chunk)
     step = _unmistakable(step, batch, (args, kwargs))
+    masks = masks_given(mask_places(model.net), args, kwargs)
     sums: list[Strips] = []
     with evaluating(model), seeded(seed, generator, model), torch.no_grad():
         for run in model.passes(samples, width):
             for index, start in enumerate(range(0, batch, step)):
-                part_args, part_kwargs = _part((args, kwargs), batch, slice(start, start + step))
+                part_args, part_kwargs = _part(
+                    (args, kwargs), batch, slice(start, start + step), masks
+                )
                 if index == len(sums):
                     sums.append(Strips(model.task, keep_members))
                 # The outputs are gone before the next pass makes its own.
                 sums[index].add(model, run(*part_args, **part_kwargs))
     return merge([part.finish() for part in sums])
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside of torch.compile, DataParallel, DistributedDataParallel or ``LossStep``."""
+    while isinstance(model, nn.Module) and not isinstance(model, Model):
+        names = ("_orig_mod", "module", "model") if isinstance(model, WRAPPERS) else ("_orig_mod",)
+        inner = next((model._modules[name] for name in names if name in model._modules), None)
+        if inner is None:
+            break
+        model = inner
+    return model
 
 
 def _portions(batch: int, model: Model, samples: int, chunk: int | None) -> tuple[int, int]:
@@ -102,12 +120,12 @@ def _unmistakable(step: int, batch: int, call: Any) -> int:
     return step
 
 
-def _part(call: Any, batch: int, rows: slice) -> Any:
+def _part(call: Any, batch: int, rows: slice, masks: Sequence[Tensor]) -> Any:
     if rows.start == 0 and rows.stop >= batch:
         return call
 
     def cut(x: Tensor) -> Tensor:
-        return x[rows] if is_batched(x, batch) else x
+        return x[rows] if is_batched(x, batch, masks) else x
 
     return tree_map_only(Tensor, cut, call)
 

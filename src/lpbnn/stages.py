@@ -1,6 +1,6 @@
 """How the batch becomes members at a door of the network, and how they go through what is behind it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +9,16 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from lpbnn.doors import has_unconverted
 from lpbnn.layers import Draw, FastWeight, take
-from lpbnn.members import BatchMode, batched, copied, is_batched, spread_tree
+from lpbnn.members import (
+    BatchMode,
+    Places,
+    batched,
+    copied,
+    is_batched,
+    mask_places,
+    masks_given,
+    spread_tree,
+)
 from lpbnn.norms import MemberNorm
 
 # Numbers in a batch that keep a device busy without a second member beside them.
@@ -41,6 +50,7 @@ class Cast:
     ) -> None:
         self.layers, self.norms, self.members = layers, norms, members
         self.draws, self.first = draws, first
+        self._looking = False
 
     def choose(self, draws: Sequence[Draw], rows: int, start: int = 0) -> None:
         """Until others are chosen, every call is for ``draws``: those of the pass from ``start`` on."""
@@ -57,6 +67,29 @@ class Cast:
             _set(layer, "_rows", 0)
         for norm in self.norms:
             _set(norm, "_held", None)
+        if self._looking:
+            self._look_for(())
+
+    def look_for(self, net: nn.Module) -> None:
+        """Until the release, no layer may be given a tensor of the network itself."""
+        self._looking = True
+        self._look_for({id(tensor) for tensor in (*net.parameters(), *net.buffers())})
+
+    def _look_for(self, tables: Collection[int]) -> None:
+        for layer in self.layers:
+            _set(layer, "_tables", tables)
+
+    def remember(self, outputs: Tensor) -> None:
+        """When this pass is differentiated, blocks that are computed again use its draws."""
+        if not outputs.requires_grad or torch.compiler.is_compiling():
+            return
+        layers, draws = self.layers, self.draws
+
+        def again(grad: Tensor) -> None:
+            for layer, draw in zip(layers, draws, strict=True):
+                layer._last = draw
+
+        outputs.register_hook(again)
 
 
 class SpreadAt:
@@ -74,9 +107,14 @@ class SpreadAt:
         self.plan: Plan | None = None
         # Stages whose layers spread; a copy of the network has its own.
         self.late: list[nn.Module] = []
+        self.masked: list[
+            tuple[nn.Module, Places]
+        ] = []  # stages that take masks of attention, and where
 
     def add_to(self, module: nn.Module) -> None:
         module.register_forward_pre_hook(self, with_kwargs=True)
+        if places := mask_places(module):
+            self.masked.append((module, places))
         if getattr(module, "spread_late", False) and not has_unconverted(module):
             self.late.append(module)
             for layer in module.modules():
@@ -87,13 +125,20 @@ class SpreadAt:
         """The pass is over, or broke off."""
         self.plan = None
 
+    def masks(self, module: nn.Module, args: Any, kwargs: Any) -> list[Tensor]:
+        """What of a stage's arguments is as long as the batch only by chance."""
+        for stage, places in self.masked:
+            if stage is module:
+                return masks_given(places, args, kwargs)
+        return []
+
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         if self.plan is None:
             return None
         late = self.plan[2] == "repeat" and any(module is stage for stage in self.late)
         if late and torch.compiler.is_compiling():
             return None
-        return spread_tree((args, kwargs), *self.plan)
+        return spread_tree((args, kwargs), *self.plan, self.masks(module, args, kwargs))
 
 
 class SpreadInTurn(SpreadAt):
@@ -130,7 +175,7 @@ class SpreadInTurn(SpreadAt):
         if self.plan is None:
             return None
         batch, members, _ = self.plan
-        examples = batched((args, kwargs), batch)
+        examples = batched((args, kwargs), batch, self.masks(module, args, kwargs))
         if examples and self.cast is not None and goes_in_turn(module):
             few = _at_a_time(examples, members, self.cast.members)
             if few < members:
@@ -146,6 +191,7 @@ class SpreadInTurn(SpreadAt):
         self.plan = None  # a stage within the stage has rows already
         rows = batch * members if self._begun else None  # of what is spread already
         self._begun = True
+        masks = self.masks(module, args, kwargs)
 
         def turn(start: int) -> tuple[Any, Any]:
             part = take(cast.draws, start, few)
@@ -155,9 +201,9 @@ class SpreadInTurn(SpreadAt):
 
             def mine(x: Tensor) -> Tensor:
                 # A view: a stage that changes it changes the caller's rows, as it would with all members.
-                return x[own] if rows is not None and is_batched(x, rows) else x
+                return x[own] if rows is not None and is_batched(x, rows, masks) else x
 
-            return tree_map_only(Tensor, mine, copied((args, kwargs), batch, count))
+            return tree_map_only(Tensor, mine, copied((args, kwargs), batch, count, masks))
 
         *earlier, last = range(0, members, few)
         outputs: list[Any] = []

@@ -71,6 +71,9 @@ def build(
     The network is wrapped in place and keeps its weights. ``options`` are the method's own, for
     example ``members=4, num_data=len(train)`` (see its ``Config``).
 
+    Where members are rows of the batch (lpbnn, batchensemble, rank1), a converted layer must get a row
+    for each example. One that gets a table, of positions for example, is to be left out with ``exclude``.
+
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
         >>> model = build(net, "lpbnn", members=4, num_data=100)
@@ -87,7 +90,7 @@ def build(
     if task not in TASKS:
         raise ValueError(f"task={task!r} is not known; choose one of {', '.join(TASKS)}.")
     if class_weights is not None:
-        class_weights = torch.as_tensor(class_weights, dtype=torch.float32)
+        class_weights = torch.as_tensor(class_weights, dtype=torch.float32).to(_output_device(net))
     if isinstance(net, SUPPORTED):  # a lone layer has no parent in which it could be replaced
         net = nn.Sequential(net)
     return module.build(
@@ -98,6 +101,12 @@ def build(
         ignore_index=ignore_index,
         class_weights=class_weights,
     )
+
+
+def _output_device(net: nn.Module) -> torch.device:
+    """Where the outputs will be: of a network on several devices, where its last parameter lies."""
+    found = [tensor.device for tensor in (*net.buffers(), *net.parameters())]
+    return found[-1] if found else torch.device("cpu")
 
 
 def configure(module: ModuleType, options: Mapping[str, Any]) -> Any:

@@ -1,18 +1,21 @@
 """What BatchEnsemble, Rank-1 and LP-BNN share: options, checks, and the wrapping of the network."""
 
 import dataclasses
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
 
-from lpbnn.convert import Filter, convert
+from lpbnn.convert import convert
 from lpbnn.doors import check_stage
 from lpbnn.ensemble import BATCH_NORM_MODES, BatchNormMode
 from lpbnn.factors import INITS, Factors, Init
+from lpbnn.filters import Filter
 from lpbnn.layers import FastWeight, widths
 from lpbnn.members import BATCH_MODES, BatchMode
 from lpbnn.model import at_least_one
+from lpbnn.unconverted import unconverted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +29,8 @@ class RankOneConfig:
     repeat_last: float = 0.0  # share of the epochs, at the end, trained with batch_mode "repeat"
     include: Filter = None  # path globs or layer types to convert; None: all
     exclude: Filter = None
-    spread_at: str | None = None  # where the batch becomes members; None: found
+    # where the batch becomes members: a path, or several; None: found
+    spread_at: str | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         at_least_one("members", self.members)
@@ -78,7 +82,10 @@ def wrap(
         return FastWeight(layer, made, path)
 
     check_stage(net, config.spread_at)  # before anything is converted
+    left_behind = unconverted(net, config.include, config.exclude)
     convert(net, fast_weight, config.include, config.exclude)
+    if left_behind:
+        warnings.warn(left_behind, stacklevel=4)  # of lpbnn.build's caller
     return net
 
 

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from lpbnn.ensemble import FastWeightEnsemble
-from lpbnn.factors import stacked
+from lpbnn.factors import device_of, stacked
 from lpbnn.latent import LatentFactors, Stacks
 from lpbnn.layers import Draw, with_biases
 from lpbnn.methods._rank_one import (
@@ -128,8 +128,9 @@ class LatentPosterior(FastWeightEnsemble):
         self.weighting, self.anneal = config.weighting, config.anneal
         self.noise, self.reconstruct = config.noise, config.reconstruct
         self.free_nats = config.free_bits * config.latent
-        self.register_buffer("penalty_weights", torch.empty(2, 0), persistent=False)
-        self.register_buffer("kl_weight", torch.ones(()), persistent=False)
+        device = device_of(self.layers[0].factors)
+        self.register_buffer("penalty_weights", torch.empty(2, 0, device=device), persistent=False)
+        self.register_buffer("kl_weight", torch.ones((), device=device), persistent=False)
         self._weighed: list[int] = []  # the inputs of the layers that the weights are for
         self.look_again()
 

@@ -17,9 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from lpbnn.ensemble import FastWeightEnsemble
-from lpbnn.factors import GaussianFactors
+from lpbnn.factors import GaussianFactors, device_of
 from lpbnn.losses import at_least_float32
-from lpbnn.methods._rank_one import RankOneConfig, annealed, check_num_data, ensemble_options, wrap
+from lpbnn.methods._rank_one import (
+    RankOneConfig,
+    annealed,
+    check_num_data,
+    check_share,
+    ensemble_options,
+    wrap,
+)
 from lpbnn.model import Model, Terms
 
 
@@ -32,6 +39,7 @@ class Config(RankOneConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_share("anneal", self.anneal)
         for name in ("std", "prior_std"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)!r}: expected a number above 0.")
@@ -47,7 +55,8 @@ class RankOne(FastWeightEnsemble):
         self.num_data = check_num_data(config.num_data, "rank1")
         self.anneal = config.anneal
         # In a loop that never calls before_epoch: the full KL.
-        self.register_buffer("kl_weight", torch.ones(()), persistent=False)
+        device = device_of(self.layers[0].factors)
+        self.register_buffer("kl_weight", torch.ones((), device=device), persistent=False)
 
     def penalties(self, shared: Any = None) -> Terms:
         kl = [
@@ -55,9 +64,8 @@ class RankOne(FastWeightEnsemble):
             for layer in self.layers
             if isinstance(layer.factors, GaussianFactors)
         ]
-        return {
-            "kl": torch.stack(kl).sum() * (at_least_float32(self.kl_weight).clone() / self.num_data)
-        }
+        summed = torch.stack([term.to(kl[0].device) for term in kl]).sum()
+        return {"kl": summed * (at_least_float32(self.kl_weight).clone() / self.num_data)}
 
     def before_epoch(self, epoch: int, epochs: int) -> None:
         super().before_epoch(epoch, epochs)

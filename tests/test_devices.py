@@ -1,0 +1,90 @@
+"""A network is built where it lies: nothing of it stays behind on another device."""
+
+import pytest
+import torch
+from torch import nn
+
+import lpbnn
+from lpbnn.factors import GaussianFactors, PointFactors, draw_all, stacked
+from lpbnn.latent import LatentFactors, Stacks
+
+FACTORS = {"batchensemble": PointFactors, "rank1": GaussianFactors, "lpbnn": LatentFactors}
+
+
+def network() -> nn.Module:
+    layers = (nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(), nn.Flatten(), nn.Linear(144, 3))
+    return nn.Sequential(*layers)
+
+
+def elsewhere(model: nn.Module, device: str) -> list[str]:
+    named = (*model.named_parameters(), *model.named_buffers())
+    return [name for name, tensor in named if tensor.device.type != device]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("method", ["batchensemble", "lpbnn", "mcdropout", "mcp", "mimo", "rank1"])
+def test_a_network_is_built_where_it_lies(method: str, dtype: torch.dtype) -> None:
+    net = network().to("meta", dtype)
+    model = lpbnn.build(net, method, num_data=10, class_weights=[1.0, 2.0, 3.0])
+    assert not elsewhere(model, "meta")
+    weights = [model.class_weights, getattr(model, "penalty_weights", model.class_weights)]
+    assert all(weight.dtype == torch.float32 for weight in weights)  # 1 / N is small
+
+
+@pytest.mark.parametrize("method", FACTORS)
+def test_a_loss_is_computed_where_the_network_lies(method: str) -> None:
+    model = lpbnn.build(network().to("meta"), method, num_data=10, class_weights=[1.0, 2.0, 3.0])
+    x = torch.empty(5, 3, 8, 8, device="meta")
+    terms = model.loss(x, torch.empty(5, dtype=torch.int64, device="meta"))
+    assert all(term.device.type == "meta" for term in terms.values())
+
+
+@pytest.mark.parametrize("method", FACTORS)
+def test_layers_on_several_devices_are_drawn_each_on_its_own(method: str) -> None:
+    """Equal widths, so that nothing but the device tells them apart."""
+    devices = ["cpu", "meta", "cpu", "meta"]
+    many = [FACTORS[method](2, 3, 3).to(device) for device in devices]
+    assert stacked(many) == [[0, 2], [1, 3]]
+    drawn = draw_all(many)
+    assert [(r.device.type, s.device.type) for r, s in drawn] == [(d, d) for d in devices]
+
+
+@pytest.mark.parametrize("method", FACTORS)
+def test_layers_of_several_precisions_are_drawn_apart(method: str) -> None:
+    many = [FACTORS[method](2, 3, 3).to(dtype) for dtype in (torch.float32, torch.float64)]
+    assert stacked(many) == [[0], [1]]
+
+
+def test_terms_of_layers_on_several_devices_meet_on_the_first() -> None:
+    many = [LatentFactors(2, 3, 3).to(device) for device in ("meta", "cpu")]
+    kl, squared = Stacks(many).terms()
+    assert kl.device.type == squared.device.type == "meta"
+    assert kl.shape == squared.shape == (2,)
+
+
+class Halves(nn.Module):
+    """A network in two places, as a user divides one that is too large."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 5, device=first), nn.Linear(5, 5, device=second)
+
+
+@pytest.mark.parametrize("method", ["lpbnn", "rank1"])
+def test_the_penalties_of_a_network_in_two_places_are_summed_in_the_first(method: str) -> None:
+    model = lpbnn.build(Halves("meta", "cpu"), method, num_data=10)
+    assert model.kl_weight.device.type == "meta"
+    assert all(term.device.type == "meta" for term in model.penalties().values())
+
+
+def test_class_weights_lie_where_the_outputs_will_be() -> None:
+    model = lpbnn.build(Halves("cpu", "meta"), "mcp", class_weights=[1.0] * 5)
+    assert model.class_weights.device.type == "meta"
+
+
+def test_the_loss_is_where_the_outputs_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = lpbnn.build(network().to("meta"), "lpbnn", num_data=10)
+    monkeypatch.setattr(model, "penalties", lambda shared: {"kl": torch.zeros(())})
+    x = torch.empty(5, 3, 8, 8, device="meta")
+    terms = model.loss(x, torch.empty(5, dtype=torch.int64, device="meta"))
+    assert all(term.device.type == "meta" for term in terms.values())

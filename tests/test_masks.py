@@ -1,0 +1,122 @@
+"""A mask of attention is no batch, though the sequences be as long as the batch; one of padding is."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lpbnn
+
+TIME = 6
+
+
+class Causal(nn.Module):
+    """A transformer that makes its mask of attention itself; that of padding is given."""
+
+    def __init__(self, positional: bool = False, in_turn: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Linear(4, 8)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1)
+        self.encoder.in_turn = in_turn
+        self.head = nn.Linear(8, 3)
+        self.positional = positional
+
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+        mask = torch.full((TIME, TIME), True, device=x.device).triu(1)
+        x = self.embed(x)
+        if self.positional:
+            x = self.encoder(x, mask, padding)
+        else:
+            x = self.encoder(x, mask=mask, src_key_padding_mask=padding)
+        return self.head(x[:, -1])
+
+
+def inputs(batch: int) -> tuple[Tensor, Tensor]:
+    padding = torch.zeros(batch, TIME, dtype=torch.bool)
+    padding[::2, 1:3] = True  # other examples, other padding
+    return torch.randn(batch, TIME, 4).double(), padding
+
+
+@pytest.mark.parametrize("batch", [TIME - 1, TIME, 2 * TIME])
+@pytest.mark.parametrize("positional", [False, True])
+@pytest.mark.parametrize("in_rows", [True, False])
+@pytest.mark.parametrize("include", ["encoder", "encoder.layers.0"])
+def test_a_stage_with_a_mask_gives_what_the_whole_network_gives(
+    batch: int, positional: bool, in_rows: bool, include: str, in_turn: Callable[[bool], None]
+) -> None:
+    in_turn(not in_rows)
+    net, found = Causal(positional, in_turn=not in_rows).double(), []
+    for whole in ({}, {"spread_at": ""}):
+        torch.manual_seed(1)
+        made = lpbnn.build(copy.deepcopy(net), "batchensemble", include=include, members=3, **whole)
+        found.append(lpbnn.predict(made.double(), inputs_of(batch)).members)
+        assert made.stages != [""] or whole
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-12)
+    assert found[0].std(0).min() > 0
+
+
+def inputs_of(batch: int) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return inputs(batch)
+
+
+def test_dropout_at_a_stage_with_a_mask() -> None:
+    model = lpbnn.build(Causal().double(), "mcdropout", members=3)
+    assert model.stage == "encoder"
+    assert lpbnn.predict(model, inputs(TIME)).members.shape == (3, TIME, 3)
+
+
+class Given(nn.Module):
+    """The mask of attention is an input of the network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+
+    def forward(self, x: Tensor, src_mask: Tensor) -> Tensor:
+        return self.encoder(x, src_mask)[:, -1]
+
+
+@pytest.mark.parametrize("method", ["batchensemble", "mcp"])
+@pytest.mark.parametrize("chunk", [None, 2, 4])
+def test_a_mask_that_is_given_is_neither_spread_nor_cut(method: str, chunk: int | None) -> None:
+    model = lpbnn.build(Given().double(), method)
+    x, mask = torch.randn(TIME, TIME, 4).double(), torch.ones(TIME, TIME, dtype=torch.bool).triu(1)
+    expected = torch.cat([lpbnn.predict(model, (row, mask)).probs for row in x.split(1)])
+    for call in ((x, mask), {"x": x, "src_mask": mask}):
+        found = lpbnn.predict(model, call, chunk=chunk).probs
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_a_stage_with_a_mask_compiles() -> None:
+    model = lpbnn.build(Causal().double(), "batchensemble", include="encoder", members=3).eval()
+    call = inputs(TIME)
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(*call), model(*call))
+    torch._dynamo.reset()
+
+
+def test_a_mask_of_a_users_own_is_spread_if_it_has_a_row_for_each_example() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 8), Mean()
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return self.last(self.first(x), mask)
+
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return self.out((x * mask.unsqueeze(-1)).mean(1))
+
+    model = lpbnn.build(Masked().double(), "batchensemble", include="last", members=3)
+    x, mask = torch.randn(TIME, TIME, 4).double(), torch.rand(TIME, TIME).round().double()
+    assert lpbnn.predict(model, (x, mask)).members.shape == (3, TIME, 3)

@@ -1,0 +1,110 @@
+"""Weights that no conversion reaches are told of, once, unless the user left them out."""
+
+import warnings
+
+import pytest
+import torch
+from networks import ConvNet, Mlp, ResNet, UsersOwn, Vit
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+import lpbnn
+from lpbnn import backbones
+
+
+class Reader(nn.Module):
+    """What a user brings for text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(50, 8)
+        self.rnn = nn.LSTM(8, 8, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.rnn(self.words(x))[0][:, -1])
+
+
+class Own(nn.Module):
+    """A matrix that is no layer."""
+
+    def __init__(self, shape: tuple[int, ...] = (8, 8)) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 8), nn.Linear(8, 3)
+        self.matrix = nn.Parameter(torch.randn(shape))
+        self.norm = nn.LayerNorm((8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x) @ self.matrix)
+
+
+@pytest.mark.parametrize("method", ["lpbnn", "batchensemble", "rank1"])
+def test_what_cannot_be_converted_is_told_once_at_build(method: str) -> None:
+    message = r"^rnn \(LSTM\) cannot be converted and keeps 96 % .* of Reader .*exclude=\['rnn'\]"
+    with pytest.warns(UserWarning, match=message) as caught:
+        model = lpbnn.build(Reader(), method, num_data=9)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__  # the line that the user wrote
+    x, y = torch.randint(50, (4, 7)), torch.zeros(4, dtype=torch.int64)
+    assert model.loss(x, y)["loss"].isfinite()  # and no second time: warnings are errors here
+
+
+def test_a_matrix_that_is_no_layer_is_told() -> None:
+    with pytest.warns(
+        UserWarning, match=r"matrix \(Own\) cannot be .* 50 % .*exclude=\['matrix'\]"
+    ):
+        lpbnn.build(Own(), "batchensemble")
+
+
+def test_the_largest_are_named() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), *(nn.GRU(2, width) for width in (3, 6, 4, 5)))
+    with pytest.warns(UserWarning, match=r"^2 \(GRU\), 4 \(GRU\), 3 \(GRU\) and 1 more cannot"):
+        lpbnn.build(net, "batchensemble")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"exclude": "rnn"},
+        {"exclude": nn.LSTM},
+        {"exclude": ["rnn.*"]},
+        {"include": "head"},
+        {"include": nn.Linear},
+    ],
+)
+def test_what_the_user_left_out_is_not_told(options: dict[str, object]) -> None:
+    assert lpbnn.build(Reader(), "batchensemble", **options).stages == ["head"]
+
+
+def test_a_part_that_the_user_included_is() -> None:
+    net = nn.ModuleDict({"reader": Reader(), "other": nn.Linear(2, 2)})
+    with pytest.warns(UserWarning, match=r"reader.rnn \(LSTM\)"):
+        lpbnn.build(net, "batchensemble", include="reader")
+
+
+def test_a_pattern_that_matches_nothing_is_still_refused() -> None:
+    with pytest.raises(ValueError, match="exclude='rmm' matches no layer"):
+        lpbnn.build(Reader(), "batchensemble", exclude="rmm")
+    with pytest.raises(ValueError, match="include='rnn' matches no layer"):
+        lpbnn.build(Reader(), "batchensemble", include="rnn")
+
+
+@pytest.mark.parametrize("name", backbones.names())
+def test_the_backbones_convert_whole(name: str) -> None:
+    with torch.device("meta"):
+        net = backbones.build(name, 3)
+    lpbnn.build(net, "batchensemble")
+
+
+@pytest.mark.parametrize("make", [Mlp, ConvNet, ResNet, UsersOwn, Vit])
+def test_ordinary_networks_convert_whole(make: type[nn.Module]) -> None:
+    lpbnn.build(make(), "batchensemble")
+
+
+def test_tables_norms_and_what_belongs_to_a_layer_are_no_matter() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lpbnn.build(Own(shape=(1, 64, 8)), "batchensemble")  # one position for all examples
+        lpbnn.build(nn.Sequential(nn.Embedding(99, 8), nn.Linear(8, 3)), "batchensemble")
+        layer = parametrizations.weight_norm(nn.Linear(8, 8))
+        lpbnn.build(nn.Sequential(layer, nn.Linear(8, 2)), "batchensemble", exclude="0")
