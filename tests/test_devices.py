@@ -22,7 +22,9 @@ def elsewhere(model: nn.Module, device: str) -> list[str]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("method", ["batchensemble", "lpbnn", "mcdropout", "mcp", "mimo", "rank1"])
+@pytest.mark.parametrize(
+    "method", ["batchensemble", "edl", "lpbnn", "mcdropout", "mcp", "meanfield", "mimo", "rank1"]
+)
 def test_a_network_is_built_where_it_lies(method: str, dtype: torch.dtype) -> None:
     net = network().to("meta", dtype)
     model = lpbnn.build(net, method, num_data=10, class_weights=[1.0, 2.0, 3.0])

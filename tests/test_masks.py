@@ -74,13 +74,15 @@ class Given(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.embed = nn.Linear(4, 4)
         self.encoder = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(4, 3)
 
     def forward(self, x: Tensor, src_mask: Tensor) -> Tensor:
-        return self.encoder(x, src_mask)[:, -1]
+        return self.head(self.encoder(self.embed(x), src_mask)[:, -1])
 
 
-@pytest.mark.parametrize("method", ["batchensemble", "mcp"])
+@pytest.mark.parametrize("method", ["batchensemble", "mcp", "mimo"])
 @pytest.mark.parametrize("chunk", [None, 2, 4])
 def test_a_mask_that_is_given_is_neither_spread_nor_cut(method: str, chunk: int | None) -> None:
     model = lpbnn.build(Given().double(), method)
@@ -89,6 +91,20 @@ def test_a_mask_that_is_given_is_neither_spread_nor_cut(method: str, chunk: int 
     for call in ((x, mask), {"x": x, "src_mask": mask}):
         found = lpbnn.predict(model, call, chunk=chunk).probs
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_a_mask_that_is_given_is_not_repeated() -> None:
+    model = lpbnn.build(Given(), "mcdropout", spread_at="")
+    mask = torch.ones(TIME, TIME, dtype=torch.bool).triu(1)
+    assert lpbnn.predict(model, (torch.randn(TIME, TIME, 4), mask)).members.shape == (4, TIME, 3)
+
+
+def test_a_mask_that_is_given_is_not_dealt() -> None:
+    model = lpbnn.build(Given(), "mimo")
+    mask = torch.ones(TIME, TIME, dtype=torch.bool).triu(1)
+    assert model.loss((torch.randn(TIME, TIME, 4), mask), torch.zeros(TIME, dtype=torch.int64))[
+        "loss"
+    ]
 
 
 def test_a_stage_with_a_mask_compiles() -> None:

@@ -175,7 +175,8 @@ class RunConfig:
     """The network; ``mlp`` for vectors (diabetes, cubic)."""
     backbone_options: dict[str, Any] = field(default_factory=dict)
     data: str = "digits"
-    """The data set; digits, diabetes and cubic need no files, folder is pictures of your own, MODULE:NAME a file."""
+    """The data set; digits, diabetes and cubic need no files, folder has pictures of your own,
+    MODULE:NAME is a file of your own."""
     data_root: str | None = None
     """The folder that holds the files of data sets that have some."""
     data_options: dict[str, Any] = field(default_factory=dict)

@@ -35,8 +35,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lpbnn.factors import at_least_float32
-from lpbnn.losses import check_targets
+from lpbnn.factors import at_least_float32, device_of
+from lpbnn.losses import check_batch, check_outputs, check_targets
 from lpbnn.model import Model, Terms, as_call, batch_size, total
 
 Evidence = Literal["exp", "softplus", "relu"]
@@ -107,7 +107,7 @@ class Evidential(Model):
         self.anneal, self.full_kl = config.anneal, config.full_kl
         self.score_by = config.score
         # In a loop that never calls before_epoch: the full KL.
-        self.register_buffer("kl_weight", torch.ones(()), persistent=False)
+        self.register_buffer("kl_weight", torch.ones((), device=device_of(net)), persistent=False)
 
     def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
         batch_size(args, kwargs)
@@ -118,20 +118,16 @@ class Evidential(Model):
         return EVIDENCE[self.evidence](at_least_float32(outputs)) + 1
 
     def likelihood(self, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        self._refuse_one_class(outputs)
+        check_outputs(
+            outputs.shape[1:], self.task
+        )  # one class has probability 1, whatever the evidence
         alpha = self.alpha(outputs)
         return alpha / alpha.sum(2, keepdim=True), None
 
-    def _refuse_one_class(self, outputs: Tensor) -> None:
-        """Its probability would be 1 and its loss 0, whatever the evidence."""
-        if outputs.dim() < 3 or outputs.shape[2] < 2:
-            super().likelihood(outputs)  # raises: for all methods in the same words
-
     def loss(self, x: Any, y: Tensor) -> Terms:
+        check_batch(x, y, self.task)
         args, kwargs = as_call(x)
-        outputs = self(*args, **kwargs)
-        self._refuse_one_class(outputs)
-        alpha = self.alpha(outputs.squeeze(0))
+        alpha = self.alpha(self(*args, **kwargs).squeeze(0))
         check_targets(alpha, y, self.task)
         counted = y != self.ignore_index
         labels = y.where(counted, 0).unsqueeze(1)

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lpbnn.losses import check_batch
 from lpbnn.model import Model, Pass, Terms, as_call, at_least_one, batch_size, total
 
 
@@ -73,6 +74,7 @@ class DeepEnsemble(Model):
             yield partial(self._some, slice(start, start + width))
 
     def loss(self, x: Any, y: Tensor) -> Terms:
+        check_batch(x, y, self.task)
         args, kwargs = as_call(x)
         mean = torch.stack([self.nll(outputs, y) for outputs in self(*args, **kwargs)]).mean()
         # The value of the mean with the gradient of the sum: see the top of the file.

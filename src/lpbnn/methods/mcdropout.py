@@ -35,9 +35,10 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from lpbnn.convert import Conversion, Filter, convert, disable_fused_paths, replace_modules
-from lpbnn.doors import check_stage
+from lpbnn.doors import check_stage, retold, where_spread
 from lpbnn.layers import SUPPORTED
-from lpbnn.members import gather, spread_tree
+from lpbnn.losses import check_batch
+from lpbnn.members import gather, mask_places, masks_given, spread_tree
 from lpbnn.model import Model, Pass, Terms, as_call, at_least_one, batch_size, total
 from lpbnn.stages import SpreadAt
 from lpbnn.wrapper import Wrapper
@@ -191,6 +192,7 @@ class MCDropout(Model):
         self.conversion = conversion
         self.dropouts = [module for module in net.modules() if isinstance(module, KeptDropout)]
         self.stage = find_stage(net) if spread_at is None else spread_at
+        self._masks = mask_places(net)
         self._spread_at = SpreadAt()
         if self.stage:
             self._spread_at.add_to(net.get_submodule(self.stage))
@@ -203,27 +205,23 @@ class MCDropout(Model):
         if self.stage and members > 1:  # one pass, as in training, has nothing to repeat
             self._spread_at.plan = (batch, members, "repeat")
         elif not self.stage:
-            args, kwargs = spread_tree((args, kwargs), batch, members)
+            masks = masks_given(self._masks, args, kwargs)
+            args, kwargs = spread_tree((args, kwargs), batch, members, masks=masks)
         try:
             outputs = self.readout(self.net(*args, **kwargs))
         except (RuntimeError, ValueError) as error:
-            if self.stage:
-                error.add_note(self._where_spread())
-            raise
+            told = retold(error, where_spread([self.stage]) if self.stage else "")
+            if told is error:
+                raise
+            raise told from error
         finally:
             self._spread_at.end()
         if outputs.shape[0] != batch * members:
             raise RuntimeError(
                 f"{batch} examples and {members} passes make {batch * members} rows, but the network "
-                f"returned {outputs.shape[0]}. {self._where_spread()}"
+                f"returned {outputs.shape[0]}. {where_spread([self.stage])}"
             )
         return gather(outputs, members)
-
-    def _where_spread(self) -> str:
-        return (
-            f"mcdropout repeats the batch at {self.stage!r}. If a tensor goes around that part and meets "
-            "its output, choose an earlier one with spread_at=... ('' is the whole network)."
-        )
 
     def passes(self, samples: int, width: int) -> Iterator[Pass]:
         seeds: list[int] = torch.randint(2**62, (samples * self.members,)).tolist()
@@ -244,6 +242,7 @@ class MCDropout(Model):
     def loss(self, x: Any, y: Tensor) -> Terms:
         if not self.training:
             return super().loss(x, y)
+        check_batch(x, y, self.task)
         args, kwargs = as_call(x)
         return total(nll=self.nll(self._rows(args, kwargs, 1)[0], y))
 

@@ -22,6 +22,7 @@ pseudo-independent weight perturbations on mini-batches, ICLR 2018.
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -33,10 +34,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lpbnn.convert import Conversion, Filter, convert
-from lpbnn.factors import full_precision, kl_to_standard_normal
-from lpbnn.losses import at_least_float32
+from lpbnn.factors import device_of, full_precision, kl_to_standard_normal
+from lpbnn.losses import at_least_float32, check_batch
 from lpbnn.methods._rank_one import annealed, check_num_data
 from lpbnn.model import Model, Pass, Terms, as_call, at_least_one, batch_size, total, two_groups
+from lpbnn.unconverted import unconverted
 from lpbnn.wrapper import Wrapper
 
 
@@ -184,10 +186,11 @@ class MeanField(Model):
         self.members = config.members
         self.flipout = config.flipout
         self.anneal = config.anneal
-        # In a loop that never calls before_epoch: the full KL.
-        self.register_buffer("kl_weight", torch.ones(()), persistent=False)
         self.conversion = conversion
         self.layers = [module for module in net.modules() if isinstance(module, GaussianLayer)]
+        # In a loop that never calls before_epoch: the full KL.
+        device = device_of(self.layers[0])
+        self.register_buffer("kl_weight", torch.ones((), device=device), persistent=False)
 
     def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
         runs = [self._with(self.draw(), *args, **kwargs) for _ in range(self.members)]
@@ -208,13 +211,15 @@ class MeanField(Model):
             yield partial(self._with, self.draw())
 
     def loss(self, x: Any, y: Tensor) -> Terms:
-        kl = torch.stack([layer.kl() for layer in self.layers]).sum()
+        kl = torch.stack([layer.kl().to(self.kl_weight.device) for layer in self.layers]).sum()
         kl = kl * (at_least_float32(self.kl_weight).clone() / self.num_data)
         if not self.training:
             return total(nll=super().loss(x, y)["nll"], kl=kl)
+        check_batch(x, y, self.task)
         args, kwargs = as_call(x)
         outputs = self._with(self.draw(), *args, flip=self.flipout, **kwargs)
-        return total(nll=self.nll(outputs[0], y), kl=kl)
+        nll = self.nll(outputs[0], y)
+        return total(nll=nll, kl=kl.to(nll.device))
 
     def parameter_groups(
         self, weight_decay: float = 0.0, lr: float | None = None
@@ -244,5 +249,8 @@ def build(net: nn.Module, config: Config, **model_options: Any) -> Model:
                 )
         return GaussianLayer(layer, path, config.std, config.prior_std)
 
+    left_behind = unconverted(net, config.include, config.exclude)
     conversion = convert(net, gaussian, config.include, config.exclude)
+    if left_behind:
+        warnings.warn(left_behind, stacklevel=3)  # of lpbnn.build's caller
     return MeanField(net, config, conversion, **model_options)

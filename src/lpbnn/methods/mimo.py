@@ -27,9 +27,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from lpbnn.convert import convert
+from lpbnn.doors import retold
 from lpbnn.layers import SUPPORTED, TRANSPOSED
-from lpbnn.losses import require_tensor
-from lpbnn.members import gather, spread_tree
+from lpbnn.losses import check_batch
+from lpbnn.members import gather, is_batched, mask_places, masks_given, spread_tree
 from lpbnn.model import Model, Terms, as_call, at_least_one, batch_size, total
 from lpbnn.wrapper import Wrapper
 
@@ -165,10 +166,11 @@ class Mimo(Model):
         self.batch_repetitions = config.batch_repetitions
         self.input_repetition = config.input_repetition
         self.ends = ends
+        self._masks = mask_places(net)
 
     def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
-        args, kwargs = spread_tree((args, kwargs), batch_size(args, kwargs), self.members)
-        return self._heads(args, kwargs)
+        batch, masks = batch_size(args, kwargs), masks_given(self._masks, args, kwargs)
+        return self._heads(*spread_tree((args, kwargs), batch, self.members, masks=masks))
 
     def _heads(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """Rows of inputs, member-major, to the outputs (M, rows / M, C, ...)."""
@@ -176,8 +178,10 @@ class Mimo(Model):
         try:
             outputs = self.readout(self.net(*args, **kwargs))
         except RuntimeError as error:
-            error.add_note(self._where())
-            raise
+            told = retold(error, self._where())
+            if told is error:
+                raise
+            raise told from error
         if outputs.shape[0] != rows:
             raise RuntimeError(
                 f"{rows} inputs went in and {outputs.shape[0]} outputs came out. {self._where()}"
@@ -194,16 +198,16 @@ class Mimo(Model):
     def loss(self, x: Any, y: Tensor) -> Terms:
         args, kwargs = as_call(x)
         batch = batch_size(args, kwargs)
-        require_tensor(y)
+        check_batch(x, y, self.task)
         if y.shape[:1] != (batch,):
             raise ValueError(
                 f"every example has its target; got {batch} examples and targets of shape "
                 f"{tuple(y.shape)}. Fix: targets whose first dimension is {batch}."
             )
-        dealt = self.deal(batch, y.device)
+        dealt, masks = self.deal(batch, y.device), masks_given(self._masks, args, kwargs)
 
         def take(part: Tensor) -> Tensor:
-            mine = part.dim() > 0 and part.shape[0] == batch
+            mine = is_batched(part, batch, masks)
             return part[dealt.flatten().to(part.device)] if mine else part
 
         heads = self._heads(*tree_map_only(Tensor, take, (args, kwargs)))
