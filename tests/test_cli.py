@@ -1,5 +1,6 @@
 """The command: what it prints, what it leaves, and how it fails (one message, exit code 2)."""
 
+import csv
 import json
 import shutil
 import sys
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lpbnn import cli, methods
+from lpbnn import cli, methods, predict
+from lpbnn.data.images import read_images
+from lpbnn.engine.run import load_run
 
 FAST = ["--method", "mcp", "--backbone", "mlp", "--epochs", "2", "--device", "cpu", "--no-progress"]
 FAST += ["--evaluate.examples", "1"]
@@ -89,6 +92,50 @@ def test_train_compare_report_predict(
     capsys.readouterr()
     lpbnn("compare", trained, other)
     assert "The rows differ in epochs (2, 1)." in capsys.readouterr().out
+
+
+def test_answers_as_numbers(
+    trained: Path, image: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A table of any width when piped; files with all of it, exactly what the library says."""
+    deep = tmp_path / ("a-long-name-" * 12) / "[1] 2, 3.png"
+    deep.parent.mkdir()
+    shutil.copy(image, deep)
+    blank = tmp_path / "blank.png"
+    Image.new("L", (8, 8)).save(blank)
+    lines, objects = tmp_path / "new" / "answers.csv", tmp_path / "answers.json"
+    lpbnn("predict", trained, deep, blank, "-o", lines)
+    shown = capsys.readouterr().out
+    assert str(deep) in shown
+    assert str(blank) in shown
+    lpbnn("predict", trained, deep, blank, "-o", objects)
+    with lines.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    answers = json.loads(objects.read_text())
+    model, _, info = load_run(trained)
+    p = predict(model, info.normalise(read_images([deep, blank], info.shape)), samples=4, seed=0)
+    score = model.score(p)
+    for i, (row, answer, path) in enumerate(zip(rows, answers, (deep, blank), strict=True)):
+        label = info.classes[int(p.labels[i])]
+        assert (
+            (row["file"], row["label"]) == (answer["file"], answer["label"]) == (str(path), label)
+        )
+        for name in ("confidence", "total", "aleatoric", "epistemic", "score"):
+            value = float((score if name == "score" else getattr(p, name))[i])
+            assert float(row[name]) == answer[name] == value
+        assert [float(row[f"p({c})"]) for c in info.classes] == p.probs[i].tolist()
+        assert answer["probabilities"] == dict(zip(info.classes, p.probs[i].tolist(), strict=True))
+    assert list(rows[0])[:3] == ["file", "label", "confidence"]
+
+
+def test_answers_that_cannot_be_given(
+    trained: Path, image: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for out in (tmp_path / "maps", tmp_path / "answers.txt"):
+        said = failing(capsys, "predict", trained, image, "-o", out)
+        assert f"{out} is neither a .csv nor a .json file" in said
+        assert not out.exists()
+    assert "is for segmentation" in failing(capsys, "predict", trained, image, "--full-size")
 
 
 def test_options_reach_method_backbone_and_data(tmp_path: Path) -> None:

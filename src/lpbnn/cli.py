@@ -150,8 +150,9 @@ def predict(
     """What a trained run says of image files, and how sure it is.
 
     Uncertainties are in nats; the score is the method's own measure of how strange the input is. Of a
-    segmentation run, -o DIR writes for each image NAME.png (input, classes, confidence, uncertainty,
-    with their keys) and NAME.npz (the maps as numbers).
+    classification run, -o answers.csv (or .json) writes all of it, and the probability of every class.
+    Of a segmentation run, -o DIR writes for each image NAME.png (input, classes, confidence,
+    uncertainty, with their keys) and NAME.npz (the maps as numbers).
 
     Args:
         run: folder of a finished run.
@@ -160,28 +161,20 @@ def predict(
             was trained on.
         samples: draws of each member.
         seed: of the draws: the same seed, the same answer.
-        out: segmentation: folder for the maps.
+        out: classification: file for the answers, .csv or .json; segmentation: folder for the maps.
         full_size: segmentation: take the pictures as they are, however large.
     """
     from lpbnn.engine.run import load_run
     from lpbnn.report import answers
+    from lpbnn.report.terminal import print_whole
 
     if not images:
         raise ValueError("no image was given. Fix: lpbnn predict RUN IMAGE...")
     loaded = load_run(run)
     ask = answers.Question(loaded.model, loaded.data, samples, seed)
-    if loaded.data.task == "classification":
-        if out is not None or full_size:
-            raise ValueError(
-                f"{run} is a classification run: it has no maps for -o or --full-size."
-            )
-        console.print(answers.classified(ask, images))
-    elif loaded.data.task == "segmentation":
-        console.print(answers.segmented(ask, images, out, full_size))
-        if out is None:
-            console.print("For the maps give a folder: lpbnn predict RUN IMAGE... -o maps")
-    else:
-        raise ValueError(f"{run} is a {loaded.data.task} run; predict shows classes of images.")
+    print_whole(answers.answered(ask, images, out, full_size), console)
+    if loaded.data.task == "segmentation" and out is None:
+        console.print("For the maps give a folder: lpbnn predict RUN IMAGE... -o maps")
 
 
 def experiment() -> None:
