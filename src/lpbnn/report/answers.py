@@ -30,6 +30,7 @@ from lpbnn.report import maps
 
 COLUMNS = ("label", "confidence", "total", "aleatoric", "epistemic", "score")
 UNSURE = 0.5  # confidence below which no class has the majority
+AT_ONCE = 256  # images, each for one member, in the network: a folder of thousands fits the memory
 SHOWN = 4  # classes named in the terminal
 
 Answer = dict[str, Any]
@@ -48,7 +49,10 @@ class Question:
         """The answer for raw images, uint8 (N, C, H, W)."""
         x = self.data.normalise(images)
         how = {"samples": self.samples, "seed": self.seed, "keep_members": keep_members}
-        return predict(self.model, x, **how)
+        chunk = (
+            AT_ONCE if self.data.task == "classification" else None
+        )  # scenes are asked one by one
+        return predict(self.model, x, chunk=chunk, **how)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -79,7 +83,8 @@ def classified(ask: Question, images: Sequence[Path], out: Path | None = None) -
 
     With ``out``, a .csv or .json file, also the probability of every class, as exact as it was computed.
     """
-    if out is not None and out.suffix not in WRITERS:
+    kind = out.suffix.lower() if out is not None else ""
+    if out is not None and kind not in WRITERS:
         raise ValueError(
             f"{out} is neither a {' nor a '.join(WRITERS)} file, which the answers of a classification run "
             "are written to. Fix: -o answers.csv"
@@ -96,7 +101,7 @@ def classified(ask: Question, images: Sequence[Path], out: Path | None = None) -
         answers.append(answer | {"probabilities": dict(zip(ask.classes, probs, strict=True))})
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(WRITERS[out.suffix](answers), encoding="utf-8", newline="")
+        out.write_text(WRITERS[kind](answers), encoding="utf-8", newline="")
         table.caption = f"Written to {escape(str(out))}, with the probability of every class"
     return table
 
