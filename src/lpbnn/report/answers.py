@@ -49,9 +49,8 @@ class Question:
         """The answer for raw images, uint8 (N, C, H, W)."""
         x = self.data.normalise(images)
         how = {"samples": self.samples, "seed": self.seed, "keep_members": keep_members}
-        chunk = (
-            AT_ONCE if self.data.task == "classification" else None
-        )  # scenes are asked one by one
+        # Scenes are asked one by one.
+        chunk = AT_ONCE if self.data.task == "classification" else None
         return predict(self.model, x, chunk=chunk, **how)
 
     @property
