@@ -1,15 +1,19 @@
 """The command: what it prints, what it leaves, and how it fails (one message, exit code 2)."""
 
+import csv
 import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from lpbnn import cli, methods
+from lpbnn import cli, methods, predict
+from lpbnn.data.images import read_images
+from lpbnn.engine.run import load_run
 
 FAST = ["--method", "mcp", "--backbone", "mlp", "--epochs", "2", "--device", "cpu", "--no-progress"]
 FAST += ["--evaluate.examples", "1"]
@@ -90,6 +94,50 @@ def test_train_compare_report_predict(
     assert "The rows differ in epochs (2, 1)." in capsys.readouterr().out
 
 
+def test_answers_as_numbers(
+    trained: Path, image: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A table of any width when piped; files with all of it, exactly what the library says."""
+    deep = tmp_path / ("a-long-name-" * 12) / "[1] 2, 3.png"
+    deep.parent.mkdir()
+    shutil.copy(image, deep)
+    blank = tmp_path / "blank.png"
+    Image.new("L", (8, 8)).save(blank)
+    lines, objects = tmp_path / "new" / "answers.csv", tmp_path / "answers.json"
+    lpbnn("predict", trained, deep, blank, "-o", lines)
+    shown = capsys.readouterr().out
+    assert str(deep) in shown
+    assert str(blank) in shown
+    lpbnn("predict", trained, deep, blank, "-o", objects)
+    with lines.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    answers = json.loads(objects.read_text())
+    model, _, info = load_run(trained)
+    p = predict(model, info.normalise(read_images([deep, blank], info.shape)), samples=4, seed=0)
+    score = model.score(p)
+    for i, (row, answer, path) in enumerate(zip(rows, answers, (deep, blank), strict=True)):
+        label = info.classes[int(p.labels[i])]
+        assert (
+            (row["file"], row["label"]) == (answer["file"], answer["label"]) == (str(path), label)
+        )
+        for name in ("confidence", "total", "aleatoric", "epistemic", "score"):
+            value = float((score if name == "score" else getattr(p, name))[i])
+            assert float(row[name]) == answer[name] == value
+        assert [float(row[f"p({c})"]) for c in info.classes] == p.probs[i].tolist()
+        assert answer["probabilities"] == dict(zip(info.classes, p.probs[i].tolist(), strict=True))
+    assert list(rows[0])[:3] == ["file", "label", "confidence"]
+
+
+def test_answers_that_cannot_be_given(
+    trained: Path, image: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for out in (tmp_path / "maps", tmp_path / "answers.txt"):
+        said = failing(capsys, "predict", trained, image, "-o", out)
+        assert f"{out} is neither a .csv nor a .json file" in said
+        assert not out.exists()
+    assert "is for segmentation" in failing(capsys, "predict", trained, image, "--full-size")
+
+
 def test_options_reach_method_backbone_and_data(tmp_path: Path) -> None:
     lpbnn(
         "train", *FAST, "--method", "lpbnn", "-o", tmp_path / "run",
@@ -109,6 +157,10 @@ def test_a_wrong_option_names_the_right_one(capsys: pytest.CaptureFixture[str]) 
     assert "Did you mean 'members'" in failing(capsys, "train", *FAST, "--set", "memberz=2")
     assert "digits" in failing(capsys, "train", "--data", "digit")
     assert "lenet" in failing(capsys, "train", "--backbone", "lenett")
+    said = failing(capsys, "train", "--optim.lr", -1)
+    assert "optim.lr is -1.0; expected a number above 0" in said
+    assert "tyro" not in said
+    assert "lpbnn train --help" in said
     assert "expected NAME=VALUE" in failing(capsys, "train", "--set", "members")
     assert "stability" in failing(capsys, "experiment", "stabilty")
 
@@ -125,9 +177,30 @@ def test_bad_folders_and_files(
     broken.write_bytes(image.read_bytes()[:40])
     assert "cannot be read" in failing(capsys, "predict", trained, broken)
     assert "no image was given" in failing(capsys, "predict", trained)
-    assert "no run folder" in failing(capsys, "compare")
+    for command in (["compare"], ["report"], ["keep", "--into", tmp_path / "ledger"]):
+        assert f"no run folder was given. Fix: lpbnn {command[0]} runs/*" in failing(
+            capsys, *command
+        )
     assert "holds a finished run" in failing(capsys, "train", *FAST, "-o", trained)
     assert "cifar" in failing(capsys, "train", "--data", "cifar10", "--data-root", tmp_path)
+
+
+def test_a_folder_of_runs_is_no_run(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs, out = trained.parent, ("-o", trained.parent / "new")
+    for command in (
+        ["compare", runs],
+        ["report", runs],
+        ["keep", runs, "--into", runs / "ledger"],
+        ["join", runs, *out],
+        ["join", runs, trained, *out],
+        ["eval", runs],
+        ["predict", runs, "a.png"],
+        ["train", "--resume", runs],
+    ):
+        said = failing(capsys, *command)
+        assert f"{runs} is a folder of runs, no run itself: it holds {trained.name}." in said
+        assert f"{runs}/*" in said  # whole, to be copied
+    assert "give a new or empty folder" in failing(capsys, "train", *FAST, "-o", runs)
 
 
 def test_a_network_that_cannot_take_the_data_is_told_before_anything_is_written(
@@ -156,6 +229,76 @@ def test_resuming_takes_the_settings_of_the_run(
     assert "cannot take epochs, set" in said
     lpbnn("train", "--resume", trained, "--device", "cpu")  # where it runs may be chosen anew
     assert "MCP" in capsys.readouterr().out
+
+
+def measured_with(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "results.json").read_text())["evaluate"]
+
+
+@pytest.fixture
+def fourfold(trained: Path, tmp_path: Path) -> Path:
+    """A run that was measured with other settings than the usual ones."""
+    folder = Path(shutil.copytree(trained, tmp_path / "fourfold"))
+    config = json.loads((folder / "config.json").read_text())
+    config["evaluate"] |= {"samples": 4, "severities": [1, 5]}
+    (folder / "config.json").write_text(json.dumps(config))
+    results = json.loads((folder / "results.json").read_text())
+    (folder / "results.json").write_text(json.dumps({**results, "evaluate": config["evaluate"]}))
+    return folder
+
+
+def test_measuring_again_changes_what_is_typed_and_nothing_else(fourfold: Path) -> None:
+    before = measured_with(fourfold)
+    lpbnn("eval", fourfold, "--samples", 1)  # the usual value, which the run does not have
+    assert measured_with(fourfold) == {**before, "samples": 1}
+    lpbnn("eval", "--no-ood", fourfold)
+    assert measured_with(fourfold) == {**before, "samples": 1, "ood": False}  # as measured last
+    lpbnn("train", "--resume", fourfold)  # nothing typed: nothing is measured anew
+    assert measured_with(fourfold) == {**before, "samples": 1, "ood": False}
+
+
+@pytest.mark.parametrize("state", ["finished", "stopped"])
+def test_resuming_changes_what_is_typed_and_nothing_else(fourfold: Path, state: str) -> None:
+    before = measured_with(fourfold)
+    if state == "stopped":
+        (fourfold / "results.json").unlink()
+    lpbnn("train", "--resume", fourfold, "--evaluate.batch-size", 64, "--evaluate.examples", 4)
+    assert measured_with(fourfold) == {**before, "batch_size": 64, "examples": 4}
+    if state == "stopped":
+        config = json.loads((fourfold / "config.json").read_text())
+        assert config["evaluate"] == measured_with(fourfold)
+        assert (config["device"], config["progress"]) == ("cpu", False)  # not typed: not the usual
+
+
+def test_resuming_takes_a_usual_value_where_the_run_has_another(trained: Path) -> None:
+    """What the run is measured with may change; what it was trained with may be repeated, not changed."""
+    lpbnn("train", "--resume", trained, "--epochs", 2, "--evaluate.batch-size", 256)
+    assert measured_with(trained)["batch_size"] == 256
+
+
+def test_resuming_refuses_what_it_would_not_heed(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resume = ("train", "--resume", trained)
+    assert "cannot take epochs." in failing(
+        capsys, *resume, "--epochs", 15
+    )  # the usual is typed too
+    assert "cannot take optim.parts.a." in failing(capsys, *resume, "--optim.parts", "a", 2)
+    assert "cannot take out." in failing(capsys, *resume, "-o", tmp_path / "other")
+    assert "cannot take overwrite." in failing(capsys, *resume, "--overwrite")
+
+
+def test_settings_that_need_each_other_are_checked_together(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A part of the activations is kept by a compiled step, which this run has and nobody typed."""
+    folder = Path(shutil.copytree(trained, tmp_path / "compiled"))
+    config = json.loads((folder / "config.json").read_text()) | {"compile": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    lpbnn("train", "--resume", folder, "--memory-budget", 0.5)
+    assert "without compile" in failing(
+        capsys, "train", "--resume", trained, "--memory-budget", 0.5
+    )
 
 
 def test_a_stopped_run_does_not_stand_in_the_way(

@@ -3,9 +3,9 @@
 Heavy imports wait inside the commands, so that ``--help`` and ``ls`` answer at once.
 """
 
-import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +16,7 @@ from rich.table import Table
 from tyro.conf import Positional, arg
 
 from lpbnn.engine import EvalConfig, Interrupted, RunConfig
+from lpbnn.engine.ranks import is_first
 
 console = Console()
 Runs = Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN")]
@@ -63,7 +64,9 @@ def train(
     from lpbnn.engine.run import run
 
     if resume is not None:
-        results = run(resumed(config, options, resume), resume, resume=True)
+        others = {"set": options, "out": out not in (None, resume), "overwrite": overwrite}
+        config = resumed(config, resume, [name for name, typed in others.items() if typed])
+        results = run(config, resume, resume=True)
         out = resume
     else:
         config = with_options(config, options)
@@ -83,12 +86,9 @@ def evaluate(
     Args:
         run: folder of a finished run.
     """
-    from lpbnn.engine.options import changed
     from lpbnn.engine.run import reevaluate
-    from lpbnn.engine.rundir import RunDir
 
-    # What is not given stays as the run had it.
-    if reevaluate(run, changed(settings, RunDir(run).config().evaluate)):  # of several, the first
+    if reevaluate(run, settings):  # of several processes, only the first has results
         _show([run])
 
 
@@ -107,14 +107,15 @@ def join(runs: Runs, out: Out) -> None:
 
 def compare(runs: Runs) -> None:
     """Runs side by side; seeds of the same method and settings become mean and spread."""
-    _show(_some(runs))
+    _show(_some(runs, "compare"))
 
 
 def report(runs: Runs, out: Out = Path("report.html"), title: str | None = None) -> None:
     """One self-contained HTML page about some runs."""
     from lpbnn.report import write_report
 
-    console.print(f"wrote {write_report(_finished(_some(runs)), out, title=title)}")
+    out = write_report(_finished(_some(runs, "report")), out, title=title)
+    console.print(escape(f"wrote {out}"), soft_wrap=True)
 
 
 def keep(runs: Runs, into: Path) -> None:
@@ -125,8 +126,8 @@ def keep(runs: Runs, into: Path) -> None:
     """
     from lpbnn.report.ledger import keep
 
-    for run in _finished(_some(runs)):
-        console.print(escape(f"kept {keep(run, into)}"))
+    for run in _finished(_some(runs, "keep")):
+        console.print(escape(f"kept {keep(run, into)}"), soft_wrap=True)
 
 
 def results(ledger: Path = Path("results"), out: Out = Path("RESULTS.md")) -> None:
@@ -135,7 +136,7 @@ def results(ledger: Path = Path("results"), out: Out = Path("RESULTS.md")) -> No
     from lpbnn.report.results_md import results_markdown
 
     out.write_text(results_markdown(ledger, published))
-    console.print(f"wrote {out}")
+    console.print(escape(f"wrote {out}"), soft_wrap=True)
 
 
 def predict(
@@ -149,8 +150,9 @@ def predict(
     """What a trained run says of image files, and how sure it is.
 
     Uncertainties are in nats; the score is the method's own measure of how strange the input is. Of a
-    segmentation run, -o DIR writes for each image NAME.png (input, classes, confidence, uncertainty,
-    with their keys) and NAME.npz (the maps as numbers).
+    classification run, -o answers.csv (or .json) writes all of it, and the probability of every class.
+    Of a segmentation run, -o DIR writes for each image NAME.png (input, classes, confidence,
+    uncertainty, with their keys) and NAME.npz (the maps as numbers).
 
     Args:
         run: folder of a finished run.
@@ -159,28 +161,20 @@ def predict(
             was trained on.
         samples: draws of each member.
         seed: of the draws: the same seed, the same answer.
-        out: segmentation: folder for the maps.
+        out: classification: file for the answers, .csv or .json; segmentation: folder for the maps.
         full_size: segmentation: take the pictures as they are, however large.
     """
     from lpbnn.engine.run import load_run
     from lpbnn.report import answers
+    from lpbnn.report.terminal import print_whole
 
     if not images:
         raise ValueError("no image was given. Fix: lpbnn predict RUN IMAGE...")
     loaded = load_run(run)
     ask = answers.Question(loaded.model, loaded.data, samples, seed)
-    if loaded.data.task == "classification":
-        if out is not None or full_size:
-            raise ValueError(
-                f"{run} is a classification run: it has no maps for -o or --full-size."
-            )
-        console.print(answers.classified(ask, images))
-    elif loaded.data.task == "segmentation":
-        console.print(answers.segmented(ask, images, out, full_size))
-        if out is None:
-            console.print("For the maps give a folder: lpbnn predict RUN IMAGE... -o maps")
-    else:
-        raise ValueError(f"{run} is a {loaded.data.task} run; predict shows classes of images.")
+    print_whole(answers.answered(ask, images, out, full_size), console)
+    if loaded.data.task == "segmentation" and out is None:
+        console.print("For the maps give a folder: lpbnn predict RUN IMAGE... -o maps")
 
 
 def experiment() -> None:
@@ -202,9 +196,10 @@ def main(args: list[str] | None = None) -> None:
 
             _run_command(command.COMMANDS, command.named(args[1:]), "lpbnn bench", command.__doc__)
         else:
-            _run_command(_commands(), args, "lpbnn", "Networks that know what they do not know.")
+            commands = {**_commands(), **_continued(args)}
+            _run_command(commands, args, "lpbnn", "Networks that know what they do not know.")
     except Interrupted as error:
-        _stop(str(error) if _is_first() else "", 130)
+        _stop(str(error) if is_first() else "", 130)
     except KeyboardInterrupt:
         _stop("stopped.", 130)
     except BrokenPipeError:  # the reader has seen enough, as in `lpbnn ls | head`
@@ -230,6 +225,19 @@ def _commands() -> dict[str, Callable[..., Any]]:
     }
 
 
+def _continued(args: list[str]) -> dict[str, Callable[..., Any]]:
+    """``train --resume`` and ``eval`` of a run: what is not typed stays as the run has it."""
+    if args[:1] not in (["train"], ["eval"]):
+        return {}
+    from lpbnn.engine.options import named_run, resumable
+
+    folder = named_run(args)
+    if folder is None:
+        return {}
+    own = resumable(folder)
+    return {"train": partial(train, config=own), "eval": partial(evaluate, settings=own.evaluate)}
+
+
 def _experiments() -> dict[str, Callable[..., Any]]:
     from lpbnn import experiments
 
@@ -253,6 +261,9 @@ def _experiment(name: str) -> Callable[..., Any]:
 def _run_command(
     commands: dict[str, Callable[..., Any]], args: list[str], prog: str, description: str | None
 ) -> None:
+    if args and args[0] in commands:  # alone: what tyro says of a wrong value names this command
+        tyro.cli(commands[args[0]], prog=f"{prog} {args[0]}", args=args[1:])
+        return
     tyro.extras.subcommand_cli_from_dict(commands, prog=prog, description=description, args=args)
 
 
@@ -260,15 +271,14 @@ def _show(runs: list[Path]) -> None:
     from lpbnn.report import comparison, print_table
     from lpbnn.report.runs import by_data, read_runs
 
-    for part in by_data(
-        read_runs(_finished(runs))
-    ).values():  # numbers compare within one data set only
+    parts = by_data(read_runs(_finished(runs)))  # numbers compare within one data set only
+    for part in parts.values():
         print_table(comparison(part), console)
 
 
-def _some(runs: tuple[Path, ...]) -> list[Path]:
+def _some(runs: tuple[Path, ...], command: str) -> list[Path]:
     if not runs:
-        raise ValueError("no run folder was given. Fix: lpbnn compare runs/*")
+        raise ValueError(f"no run folder was given. Fix: lpbnn {command} runs/*")
     return list(runs)
 
 
@@ -276,19 +286,15 @@ def _finished(runs: list[Path]) -> list[Path]:
     """The finished ones; a run that was stopped is named and left out, unless there is no other."""
     from lpbnn.engine.rundir import RunDir
 
-    stopped = [run for run in runs if run.is_dir() and RunDir(run).state() == "unfinished"]
+    stopped = [run for run in runs if RunDir(run).is_stopped()]
     for run in stopped if len(stopped) < len(runs) else []:
         note = f"left out: {run} is not finished. Go on with it: lpbnn train --resume {run}"
-        console.print(escape(note), style="yellow")
+        console.print(escape(note), style="yellow", soft_wrap=True)
     return [run for run in runs if run not in stopped] or runs
 
 
 def _stop(message: str, code: int) -> None:
     if message:
-        Console(stderr=True).print(escape(message), style="red" if code == 2 else "")
+        style = "red" if code == 2 else ""
+        Console(stderr=True).print(escape(message), style=style, soft_wrap=True)
     sys.exit(code)
-
-
-def _is_first() -> bool:
-    """Whether this is the first, or only, process of a run: all are stopped, one says so."""
-    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK"))

@@ -209,7 +209,7 @@ def test_the_numbers_are_those_of_one_process_to_the_last_bit(
     folder = RunDir(ran.root / name)
     model, config, _ = load_run(folder.path)
     found = evaluate(model, splits if config.data == "digits" else load_data(config), config)
-    kept, written = folder.results(), json.loads(json.dumps(files._finite(found.results)))
+    kept, written = folder.results(), json.loads(json.dumps(files.finite(found.results)))
     for key in ("test", "uncertainty", "ood", "diversity", "corruption"):
         assert written[key] == kept[key], key
     arrays = folder.arrays()

@@ -1,5 +1,6 @@
 """What a trained run says of files: a file that it cannot answer for is named before any map is written."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ from PIL import Image
 from lpbnn.data import load
 from lpbnn.engine import RunConfig
 from lpbnn.engine.build import DataInfo, build_model
-from lpbnn.report.answers import Question, segmented
+from lpbnn.report import answers
+from lpbnn.report.answers import Question, classified, segmented
 
 
 def question(method: str, output_stride: int = 16) -> Question:
@@ -49,6 +51,35 @@ def test_a_picture_too_small_is_named_before_a_map_is_written(
     with pytest.raises(ValueError, match=f"tiny.png {message}"):
         segmented(ask, [tmp_path / "a.png", tmp_path / "tiny.png"], out, full_size)
     assert not out.exists()
+
+
+@pytest.mark.parametrize("method", ["mcp", "mcdropout", "lpbnn"])
+def test_many_pictures_go_through_the_network_in_parts(
+    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many they are, so many rows at once; and what is said of each is the same."""
+    info = DataInfo.of(load("digits"))
+    net = {"dropout": 0.3} if method == "mcdropout" else {}
+    config = RunConfig(method, backbone="mlp", backbone_options=net)
+    ask = Question(build_model(config, info), info, samples=2)
+    paths = [tmp_path / f"{number}.png" for number in range(9)]
+    for path in paths:
+        Image.effect_noise((8, 8), 90).save(path)
+    sizes: list[int] = []
+    within = ask.model.get_submodule("net.drops.0")
+    within.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
+    found = []
+    for at_once in (256, 4):
+        monkeypatch.setattr(answers, "AT_ONCE", at_once)
+        sizes.clear()
+        out = tmp_path / f"{at_once}.JSON"
+        classified(ask, paths, out)
+        found.append(json.loads(out.read_text()))
+    assert max(sizes) <= 4
+    for whole, parted in zip(*found, strict=True):
+        assert whole.pop("probabilities") == pytest.approx(parted.pop("probabilities"), abs=1e-6)
+        assert (whole.pop("file"), whole.pop("label")) == (parted.pop("file"), parted.pop("label"))
+        assert whole == pytest.approx(parted, abs=1e-5)
 
 
 @pytest.mark.parametrize("full_size", [True, False])

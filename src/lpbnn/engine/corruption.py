@@ -23,7 +23,8 @@ from lpbnn.engine.build import DataInfo
 from lpbnn.engine.config import EvalConfig
 from lpbnn.engine.ranks import Ranks
 from lpbnn.engine.scoring import Predictor
-from lpbnn.engine.tally import ClassificationTally, NotFinite
+from lpbnn.engine.tally import NotFinite
+from lpbnn.engine.task_tally import ClassificationTally
 from lpbnn.metrics import DiversityMetrics, corruption_means
 
 SEED = 0  # of the corruptions, whatever the run's: all methods meet the same images

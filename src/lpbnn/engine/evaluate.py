@@ -25,13 +25,11 @@ from lpbnn.engine.launch import launch
 from lpbnn.engine.memory import memory_kind, peak_memory, reset_peak_memory
 from lpbnn.engine.ranks import Ranks
 from lpbnn.engine.scoring import Predictor
-from lpbnn.engine.tally import (
-    ALONE,
-    HISTOGRAM_BINS,
+from lpbnn.engine.tally import ALONE, HISTOGRAM_BINS, Tally
+from lpbnn.engine.task_tally import (
     ClassificationTally,
     RegressionTally,
     SegmentationTally,
-    Tally,
     tally_of,
 )
 from lpbnn.metrics import DetectionMetrics
@@ -107,7 +105,7 @@ def _add_ood(
         results["ood"] |= test.detection()
     for name, data in splits.ood.items():
         if isinstance(test, SegmentationTally):
-            pixels = SegmentationTally(predictor.info, predictor.device)
+            pixels = SegmentationTally(predictor.info, predictor.device, is_ood=True)
             found = predictor.over(data, pixels)
             results["ood"] |= {f"{name}/{kind}": v for kind, v in pixels.detection().items()}
         else:

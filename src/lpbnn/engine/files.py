@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+CONFIG = "config.json"  # what makes a folder that of a run
 _PIECE = 2**24  # bytes per write
 
 
@@ -53,7 +54,7 @@ def write_atomic(path: Path, data: bytes | memoryview) -> None:
 
 def write_json(path: Path, data: Any) -> None:
     """JSON, atomically. Numbers that JSON does not have (NaN, infinity) become null."""
-    text = json.dumps(_finite(data), indent=1, allow_nan=False) + "\n"
+    text = json.dumps(finite(data), indent=1, allow_nan=False) + "\n"
     write_atomic(path, text.encode())
 
 
@@ -79,8 +80,13 @@ def read_bytes(path: Path) -> bytes:
             what = f"{folder} does not exist. Fix: check the path of the run folder."
         elif not folder.is_dir():
             what = f"{folder} is a file; expected the folder of a run."
+        elif not (folder / CONFIG).exists() and (among := _runs_in(folder)):
+            what = (
+                f"{folder} is a folder of runs, no run itself: it holds {_some_of(among)}. Fix: give one "
+                f"of them, or several, as {folder}/*"
+            )
         else:
-            held = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
+            held = _some_of(sorted(p.name for p in folder.iterdir())) or "nothing"
             what = (
                 f"{folder} has no {path.name}; it holds {held}. Fix: give the folder of a run, or "
                 "resume it if it was not finished."
@@ -90,11 +96,24 @@ def read_bytes(path: Path) -> bytes:
         raise RunError(f"{path} could not be read: {error}.") from error
 
 
-def _finite(value: Any) -> Any:
+def _runs_in(folder: Path) -> list[str]:
+    return sorted(path.parent.name for path in folder.glob(f"*/{CONFIG}"))
+
+
+def _some_of(names: list[str]) -> str:
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+
+
+def finite(value: Any) -> Any:
+    """``value`` for JSON: numbers that it does not have (NaN, infinity) become null.
+
+    >>> finite({"loss": [0.5, float("nan")]})
+    {'loss': [0.5, None]}
+    """
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

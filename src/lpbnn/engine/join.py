@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from lpbnn.data import Splits
 from lpbnn.engine import turns
 from lpbnn.engine.build import DataInfo, load_data, resolved
-from lpbnn.engine.codec import differences, from_data, to_data
-from lpbnn.engine.config import INCIDENTAL, EvalConfig, RunConfig
+from lpbnn.engine.codec import differences, to_data
+from lpbnn.engine.config import INCIDENTAL, RunConfig
 from lpbnn.engine.environment import environment
 from lpbnn.engine.files import RunError
 from lpbnn.engine.launch import ending_well, launch
@@ -95,12 +95,12 @@ def join(
 
 def _members(runs: Sequence[str | Path]) -> list[Member]:
     """The runs, read and compared: all that can be told without their weights and the data."""
+    members = [_read(RunDir(run)) for run in runs]
     if len(runs) < 2:
         given = f"got {runs[0]} alone" if runs else "got none"
         raise RunError(
             f"an ensemble is joined from two runs or more; {given}. Fix: lpbnn join RUN RUN ... -o DIR"
         )
-    members = [_read(RunDir(run)) for run in runs]
     first, seeds = members[0], {members[0].config.seed: members[0].folder.path}
     for member in members[1:]:
         path, seed = member.folder.path, member.config.seed
@@ -129,7 +129,7 @@ def _members(runs: Sequence[str | Path]) -> list[Member]:
 
 def _read(folder: RunDir) -> Member:
     results = folder.results()  # first: it says what a folder lacks that is no finished run
-    config, train = folder.config(), results["train"]
+    config, train = folder.config_as_measured(), results["train"]
     if config.method != PLAIN:
         raise RunError(
             f"{folder.path} is a run of {config.method!r}; expected {PLAIN!r}, one plain network. Fix: "
@@ -140,8 +140,6 @@ def _read(folder: RunDir) -> Member:
             f"the run in {folder.path} diverged in epoch {train['diverged']}; expected networks that were "
             "trained to their end. Fix: leave it out, or train another seed."
         )
-    if results.get("evaluate"):  # measured again, a run is what it was measured with last
-        config = replace(config, evaluate=from_data(EvalConfig, results["evaluate"]))
     return Member(folder, config, folder.data(), train)
 
 

@@ -2,15 +2,19 @@
 
 import ast
 import json
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any
 
+import tyro
+from tyro.conf import Positional, arg
+
+from lpbnn.engine.codec import differences
 from lpbnn.engine.config import EvalConfig, RunConfig
 from lpbnn.engine.run import FREE
 from lpbnn.engine.rundir import RunDir
 
-ConfigT = TypeVar("ConfigT", RunConfig, EvalConfig)
 OPTIONS = {"": "method_options", "backbone": "backbone_options", "data": "data_options"}
 
 
@@ -33,32 +37,61 @@ def with_options(config: RunConfig, options: tuple[str, ...]) -> RunConfig:
     return replace(config, **chosen)
 
 
-def resumed(config: RunConfig, options: tuple[str, ...], folder: Path) -> RunConfig:
-    """A stopped run's own config; only where and how fast it runs may be chosen anew."""
-    fixed = [name for name in _given(config) if name not in FREE] + (["set"] if options else [])
+def named_run(args: list[str]) -> Path | None:
+    """The run whose settings a command begins with: ``train --resume RUN`` and ``eval RUN``.
+
+    >>> str(named_run(["train", "--epochs", "3", "--resume", "runs/a"]))
+    'runs/a'
+    >>> str(named_run(["eval", "--samples", "8", "runs/a", "--no-ood"]))
+    'runs/a'
+    """
+    look = {"train": _resumed_run, "eval": _measured_run}.get(args[0] if args else "")
+    if look is None or {"-h", "--help"} & set(args):
+        return None
+    # What else is there is for the command itself to read, and to complain about.
+    how: dict[str, Any] = {"add_help": False, "return_unknown_args": True}
+    return tyro.cli(look, args=args[1:], prog=f"lpbnn {args[0]}", **how)[0]
+
+
+def _resumed_run(resume: Path | None = None) -> Path | None:
+    return resume
+
+
+def _measured_run(
+    settings: Annotated[EvalConfig, arg(name="")],  # so that its values are not taken for the run
+    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN")] = (),
+) -> Path | None:
+    return runs[0] if len(runs) == 1 else None
+
+
+def resumable(folder: Path) -> RunConfig:
+    """A run's config for the command line to change.
+
+    Without what has names of its own, such as the method's options: each would become an option of the
+    command, and ``resumed`` takes them from the run.
+    """
+    config = RunDir(folder).config_as_measured()
+    empty: dict[str, Any] = {name: {} for name in OPTIONS.values()}
+    return replace(config, optim=replace(config.optim, parts={}), **empty)
+
+
+def resumed(typed: RunConfig, folder: Path, others: Sequence[str] = ()) -> RunConfig:
+    """A stopped run's own config; only where and how fast it runs, and what is measured, may change.
+
+    Args:
+        typed: ``resumable(folder)`` with what the command line says.
+        others: what it says beside the config, and none of it can be taken.
+    """
+    changes = differences(resumable(folder).to_data(), typed.to_data())
+    names = [change.partition(":")[0] for change in changes]
+    fixed = [name for name in names if name.partition(".")[0] not in FREE] + list(others)
     if fixed:
         raise ValueError(
             f"--resume goes on with the settings of {folder}; it cannot take {', '.join(fixed)}. Fix: "
             "leave them out, or train anew with another -o."
         )
-    return changed(config, RunDir(folder).config())
-
-
-def changed(given: ConfigT, before: ConfigT) -> ConfigT:
-    """``before`` with what was given on the command line, that is, what is not a default.
-
-    >>> changed(EvalConfig(samples=2), EvalConfig(samples=8, corruptions=True)).samples
-    2
-    >>> changed(EvalConfig(), EvalConfig(samples=8)).samples
-    8
-    """
-    return replace(before, **{name: getattr(given, name) for name in _given(given)})
-
-
-def _given(config: RunConfig | EvalConfig) -> list[str]:
-    plain = type(config)()
-    names = [field.name for field in fields(config)]
-    return [name for name in names if getattr(config, name) != getattr(plain, name)]
+    own = RunDir(folder).config_as_measured()
+    return replace(own, **{name: getattr(typed, name) for name in FREE})
 
 
 def _value(text: str) -> Any:

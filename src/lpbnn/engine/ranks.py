@@ -1,5 +1,6 @@
 """Several processes as one: each does its share, all learn what the others found, all agree."""
 
+import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -56,3 +57,8 @@ class Ranks:
 
 def _nobody() -> None:
     """To wait for."""
+
+
+def is_first() -> bool:
+    """Whether this is the first, or only, process of a run, told before the processes meet."""
+    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK"))

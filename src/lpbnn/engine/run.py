@@ -84,7 +84,7 @@ def run(
     (1, 1, 10)
     """
     target = RunDir(folder)
-    config = target.config() if config is None else resolved(config)
+    config = target.config_as_measured() if config is None else resolved(config)
     fabric = launch(config)
     early = "stopped before anything was trained or measured. Start it again the same way."
     with turns.until_the_end(), ending_well(fabric, lambda: early):
@@ -160,7 +160,8 @@ def reevaluate(
 ) -> dict[str, Any]:
     """Measure a trained run again, with other settings where given; the folder keeps the new results."""
     target = RunDir(folder)
-    model, config, _ = load_run(folder)
+    model = load_run(folder).model
+    config = target.config_as_measured()
     if settings is not None:
         config = replace(config, evaluate=settings)
     train = target.results()["train"]

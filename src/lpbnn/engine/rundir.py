@@ -23,6 +23,7 @@ import io
 import shutil
 import zipfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -33,10 +34,10 @@ from torch import Tensor, nn
 from lpbnn.engine import weights
 from lpbnn.engine.build import DataInfo, read_back
 from lpbnn.engine.codec import from_data, to_data
-from lpbnn.engine.config import RunConfig
-from lpbnn.engine.files import RunError, read_bytes, read_json, write_atomic, write_json
+from lpbnn.engine.config import EvalConfig, RunConfig
+from lpbnn.engine.files import CONFIG, RunError, read_bytes, read_json, write_atomic, write_json
 
-CONFIG, DATA, ENVIRONMENT = "config.json", "data.json", "environment.json"
+DATA, ENVIRONMENT = "data.json", "environment.json"
 LOG, CHECKPOINT, WEIGHTS = "log.csv", "checkpoint.pt", "weights.safetensors"
 RESULTS, PREDICTIONS, TENSORBOARD = "results.json", "predictions.npz", "tensorboard"
 FILES = (CONFIG, DATA, ENVIRONMENT, LOG, CHECKPOINT, WEIGHTS, RESULTS, PREDICTIONS)
@@ -76,6 +77,10 @@ class RunDir:
             )
         return "finished" if RESULTS in found else "unfinished"
 
+    def is_stopped(self) -> bool:
+        """Whether it holds a run that was begun and is not finished."""
+        return (self / CONFIG).is_file() and not (self / RESULTS).exists()
+
     def make(self) -> None:
         """The folder itself, where it is not there yet."""
         try:
@@ -100,6 +105,22 @@ class RunDir:
     def config(self) -> RunConfig:
         """The config the run was started with."""
         return self._fitting(CONFIG, lambda stored: read_back(from_data(RunConfig, stored)))
+
+    def config_as_measured(self) -> RunConfig:
+        """The config; measured again, a run is what it was measured with last."""
+        config = self.config()
+
+        def measured(results: Any) -> RunConfig:
+            last = results.get(
+                "evaluate"
+            )  # empty: measured by a version that did not write down how
+            return (
+                replace(config, evaluate=from_data(EvalConfig, last, "evaluate"))
+                if last
+                else config
+            )
+
+        return self._fitting(RESULTS, measured) if (self / RESULTS).exists() else config
 
     def data(self) -> DataInfo:
         """What of its data the run's model depends on."""
@@ -201,7 +222,7 @@ class RunDir:
 
     def results(self) -> dict[str, Any]:
         """The numbers of a finished run."""
-        if self.path.is_dir() and (self / CONFIG).exists() and not (self / RESULTS).exists():
+        if self.is_stopped():
             raise RunError(
                 f"the run in {self.path} is not finished: it has no {RESULTS}. Fix: resume it."
             )

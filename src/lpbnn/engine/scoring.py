@@ -18,7 +18,8 @@ from lpbnn.engine.build import DataInfo
 from lpbnn.engine.config import EvalConfig, RunConfig
 from lpbnn.engine.feed import preparation
 from lpbnn.engine.ranks import Ranks
-from lpbnn.engine.tally import T, tally_of
+from lpbnn.engine.tally import T
+from lpbnn.engine.task_tally import tally_of
 from lpbnn.model import Model
 from lpbnn.predict import Prediction, predict
 

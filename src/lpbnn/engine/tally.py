@@ -15,16 +15,8 @@ from torch.utils._pytree import tree_map_only
 
 from lpbnn.engine.build import DataInfo
 from lpbnn.engine.ranks import Ranks
-from lpbnn.metrics import (
-    ClassificationMetrics,
-    DiversityMetrics,
-    ImageDetectionMetrics,
-    MeanIoU,
-    PooledDetectionMetrics,
-    RegressionMetrics,
-)
 from lpbnn.metrics._base import StreamingMetric
-from lpbnn.predict import Prediction
+from lpbnn.prediction import Prediction
 
 HISTOGRAM_BINS = 50
 
@@ -64,6 +56,7 @@ class Tally:
         self.seen = Seen(
             {
                 "examples": torch.zeros((), dtype=torch.int64, device=device),
+                "valid": torch.zeros((), dtype=torch.int64, device=device),
                 "bad": torch.zeros((), dtype=torch.int64, device=device),
                 "histogram": torch.zeros(HISTOGRAM_BINS, dtype=torch.int64, device=device),
             }
@@ -73,24 +66,37 @@ class Tally:
 
     def add(self, number: int, prediction: Prediction, targets: Tensor, scores: Tensor) -> None:
         """The batch that is the ``number``-th of the data set."""
-        self._count(prediction, targets)
+        valid = self._valid(targets)
+        self._count(prediction, targets, valid)
         rows = self._rows(prediction, scores)
         self.update(prediction, targets, scores)
-        kinds = (prediction.total, prediction.aleatoric, prediction.epistemic)
-        means = torch.stack([kind.double().mean() for kind in kinds])
-        self.seen.sums[number] = {"uncertainty": means * len(targets), **self._taken_out()}
+        uncertainty = self._uncertainty(prediction, targets, valid)
+        self.seen.sums[number] = {"uncertainty": uncertainty, **self._taken_out()}
         if rows:
             self.seen.rows[number] = rows
 
-    def _count(self, prediction: Prediction, targets: Tensor) -> None:
+    def _valid(self, targets: Tensor) -> Tensor | None:
+        """Which pixels count, as true and false; None: every example does."""
+        return None
+
+    def _count(self, prediction: Prediction, targets: Tensor, valid: Tensor | None) -> None:
         counts = self.seen.counts
         counts["examples"] += len(targets)
+        counts["valid"] += len(targets) if valid is None else valid.sum()
         counts["bad"] += (~prediction.average.isfinite()).sum()
         if self.info.task != "regression":
             # NaN has no bin: it is counted as bad and put into the first.
             place = (prediction.confidence.nan_to_num(0) * HISTOGRAM_BINS).long().flatten()
             place = place.clamp(0, HISTOGRAM_BINS - 1)
-            counts["histogram"].index_add_(0, place, torch.ones_like(place))
+            ones = torch.ones_like(place) if valid is None else valid.flatten().long()
+            counts["histogram"].index_add_(0, place, ones)
+
+    def _uncertainty(self, prediction: Prediction, targets: Tensor, valid: Tensor | None) -> Tensor:
+        """Total, aleatoric and epistemic, summed over the examples or pixels that count."""
+        kinds = (prediction.total, prediction.aleatoric, prediction.epistemic)
+        if valid is None:
+            return torch.stack([kind.double().mean() for kind in kinds]) * len(targets)
+        return torch.stack([kind.double().where(valid, 0).sum() for kind in kinds])
 
     def _rows(self, prediction: Prediction, scores: Tensor) -> dict[str, Tensor]:
         """What is kept of every example; a score per pixel would not be bounded."""
@@ -166,11 +172,14 @@ class Tally:
             )
 
     def uncertainty(self) -> dict[str, float]:
-        """Mean total, aleatoric and epistemic uncertainty (nats, or the normalised variance)."""
+        """Mean total, aleatoric and epistemic uncertainty (nats, or the normalised variance).
+
+        Over the examples; of scenes over the pixels that count, each with the same weight.
+        """
         names = ("total", "aleatoric", "epistemic")
         if "uncertainty" not in self.sums:
             return dict.fromkeys(names, 0.0)
-        means = self.sums["uncertainty"] / self.seen.counts["examples"]
+        means = self.sums["uncertainty"] / self.seen.counts["valid"].clamp(min=1)
         return dict(zip(names, means.tolist(), strict=True))
 
     def metrics(self) -> dict[str, float]:
@@ -179,118 +188,4 @@ class Tally:
         return {}
 
 
-class ClassificationTally(Tally):
-    """Accuracy, NLL, Brier, ECE; the diversity of the members; the probabilities, where asked for."""
-
-    needs_members = True
-
-    def __init__(self, info: DataInfo, device: torch.device, keep: bool = False) -> None:
-        super().__init__(info, device)
-        self.classes = ClassificationMetrics(**ALONE).to(device)
-        self.held["classes"] = self.classes
-        self.keep = keep
-
-    def _rows(self, prediction: Prediction, scores: Tensor) -> dict[str, Tensor]:
-        kept = {"probs": prediction.probs.float()} if self.keep else {}
-        return super()._rows(prediction, scores) | kept
-
-    def update(self, prediction: Prediction, targets: Tensor, scores: Tensor) -> None:
-        self.classes.update(prediction.probs, targets)
-        members = prediction.members
-        if members is not None and len(members) > 1:
-            if self.diversity is None:
-                self.held["diversity"] = DiversityMetrics(len(members), **ALONE).to(self.device)
-            self.held["diversity"].update(members, targets)
-
-    def _make(self, key: str, state: dict[str, Tensor]) -> None:
-        members = len(state["both_right"])
-        self.held[key] = DiversityMetrics(members, **ALONE).to(self.device)
-
-    @property
-    def diversity(self) -> DiversityMetrics | None:
-        """None for a single member."""
-        return self.held.get("diversity")  # type: ignore[return-value]
-
-    def metrics(self) -> dict[str, float]:
-        self.check()
-        return self.classes.compute()
-
-
-class RegressionTally(Tally):
-    """NLL, RMSE and coverage, in the targets' own unit; the predictive means and spreads."""
-
-    needs_members = True
-
-    def __init__(self, info: DataInfo, device: torch.device) -> None:
-        super().__init__(info, device)
-        self.numbers = RegressionMetrics(**ALONE).to(device)
-        self.held["numbers"] = self.numbers
-
-    def _rows(self, prediction: Prediction, scores: Tensor) -> dict[str, Tensor]:
-        """And the curves, (3, N, K): mean, aleatoric and epistemic deviation."""
-        scale, shift = self.info.target_std, self.info.target_mean
-        mean = prediction.mean * scale + shift
-        spreads = [v.sqrt() * scale for v in (prediction.aleatoric, prediction.epistemic)]
-        return super()._rows(prediction, scores) | {"curves": torch.stack([mean, *spreads])}
-
-    def update(self, prediction: Prediction, targets: Tensor, scores: Tensor) -> None:
-        scale, shift = self.info.target_std, self.info.target_mean
-        assert prediction.members is not None
-        assert prediction.member_variances is not None
-        targets = targets.reshape(prediction.members.shape[1:]).to(prediction.members.dtype)
-        self.numbers.update(
-            prediction.members * scale + shift, prediction.member_variances * scale**2, targets
-        )
-
-    def metrics(self) -> dict[str, float]:
-        self.check()
-        return self.numbers.compute()
-
-
-class SegmentationTally(Tally):
-    """mIoU and the pixels' metrics; detection of out-of-distribution pixels, by image and pooled."""
-
-    def __init__(self, info: DataInfo, device: torch.device) -> None:
-        super().__init__(info, device)
-        assert info.num_classes is not None
-        self.ignored = tuple(i for i in (info.ignore_index, info.ood_index) if i is not None)
-        self.classes = ClassificationMetrics(ignore_index=self.ignored, **ALONE).to(device)
-        self.overlap = MeanIoU(info.num_classes, ignore_index=self.ignored, **ALONE).to(device)
-        self.by_image = ImageDetectionMetrics(**ALONE).to(device)
-        self.pooled = PooledDetectionMetrics(**ALONE).to(device)
-        self.held |= {"classes": self.classes, "overlap": self.overlap}
-        if info.ood_index is not None:
-            self.held |= {"by_image": self.by_image, "pooled": self.pooled}
-
-    def update(self, prediction: Prediction, targets: Tensor, scores: Tensor) -> None:
-        self.classes.update(prediction.probs, targets)
-        self.overlap.update(prediction.labels, targets)
-        if self.info.ood_index is not None:
-            is_ood = targets == self.info.ood_index
-            valid = torch.ones_like(is_ood)
-            if self.info.ignore_index is not None:
-                valid = targets != self.info.ignore_index
-            self.by_image.update(scores, is_ood, valid)
-            self.pooled.update(scores, is_ood, valid)
-
-    def metrics(self) -> dict[str, float]:
-        self.check()
-        return {"miou": float(self.overlap.compute()), **self.classes.compute()}
-
-    def detection(self) -> dict[str, dict[str, float]]:
-        """By image, and over all pixels together; empty where no image has both kinds."""
-        if self.info.ood_index is None or int(self.by_image.images) == 0:
-            return {}
-        return {"pixels": self.by_image.compute(), "pixels_pooled": self.pooled.compute()}
-
-
 T = TypeVar("T", bound=Tally)
-
-
-def tally_of(info: DataInfo, device: torch.device, keep: bool = False) -> Tally:
-    """The tally of a task."""
-    if info.task == "regression":
-        return RegressionTally(info, device)
-    if info.task == "segmentation":
-        return SegmentationTally(info, device)
-    return ClassificationTally(info, device, keep=keep)

@@ -1,5 +1,8 @@
 """What a trained run says of single files: a table of classes, or maps with a picture to look at."""
 
+import csv
+import io
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,19 +17,23 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from lpbnn.backbones.deeplab import DeepLab
 from lpbnn.data.files import header
 from lpbnn.data.images import read_images, read_scene, scaled
 from lpbnn.engine.build import DataInfo
+from lpbnn.engine.files import finite
 from lpbnn.model import Model
 from lpbnn.predict import Prediction, predict
 from lpbnn.report import maps
 
 COLUMNS = ("label", "confidence", "total", "aleatoric", "epistemic", "score")
 UNSURE = 0.5  # confidence below which no class has the majority
+AT_ONCE = 256  # images, each for one member, in the network: a folder of thousands fits the memory
 SHOWN = 4  # classes named in the terminal
+
+Answer = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -42,24 +49,80 @@ class Question:
         """The answer for raw images, uint8 (N, C, H, W)."""
         x = self.data.normalise(images)
         how = {"samples": self.samples, "seed": self.seed, "keep_members": keep_members}
-        return predict(self.model, x, **how)
+        # Scenes are asked one by one.
+        chunk = AT_ONCE if self.data.task == "classification" else None
+        return predict(self.model, x, chunk=chunk, **how)
 
     @property
     def classes(self) -> tuple[str, ...]:
         return self.data.classes or tuple(map(str, range(self.data.num_classes or 0)))
 
 
-def classified(ask: Question, images: Sequence[Path]) -> Table:
-    """The label of every image, how sure, and how much of the doubt is ignorance."""
+def answered(
+    ask: Question, images: Sequence[Path], out: Path | None = None, full_size: bool = False
+) -> Table:
+    """What the run says of the images, as its task has it; with ``out``, also as files."""
+    if ask.data.task == "segmentation":
+        return segmented(ask, images, out, full_size)
+    if ask.data.task != "classification":
+        raise ValueError(
+            f"the run is one of {ask.data.task} ({ask.data.name}); predict shows classes of images. Fix: "
+            "in Python, lpbnn.engine.run.load_run and lpbnn.predict."
+        )
+    if full_size:
+        raise ValueError(
+            "the run is one of classification, which knows one size; --full-size is for segmentation. "
+            "Fix: leave it out."
+        )
+    return classified(ask, images, out)
+
+
+def classified(ask: Question, images: Sequence[Path], out: Path | None = None) -> Table:
+    """The label of every image, how sure, and how much of the doubt is ignorance.
+
+    With ``out``, a .csv or .json file, also the probability of every class, as exact as it was computed.
+    """
+    kind = out.suffix.lower() if out is not None else ""
+    if out is not None and kind not in WRITERS:
+        raise ValueError(
+            f"{out} is neither a {' nor a '.join(WRITERS)} file, which the answers of a classification run "
+            "are written to. Fix: -o answers.csv"
+        )
     p = ask(read_images(images, ask.data.shape))
     score = ask.model.score(p)  # the method's own measure of strangeness
-    table = Table("image", *COLUMNS)
-    for i, path in enumerate(images):
-        numbers = (p.confidence[i], p.total[i], p.aleatoric[i], p.epistemic[i], score[i])
-        label = ask.classes[int(p.labels[i])]
-        texts = (f"{float(value):.3f}" for value in numbers)
-        table.add_row(escape(str(path)), escape(label), *texts)
+    numbers = torch.stack([p.confidence, p.total, p.aleatoric, p.epistemic, score], 1).tolist()
+    labels = [ask.classes[int(label)] for label in p.labels]
+    table = Table(Column("image", overflow="fold"), *COLUMNS)
+    answers: list[Answer] = []
+    for path, label, row, probs in zip(images, labels, numbers, p.probs.tolist(), strict=True):
+        table.add_row(escape(str(path)), escape(label), *(f"{value:.3f}" for value in row))
+        answer: Answer = {"file": str(path), **dict(zip(COLUMNS, (label, *row), strict=True))}
+        answers.append(answer | {"probabilities": dict(zip(ask.classes, probs, strict=True))})
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(WRITERS[kind](answers), encoding="utf-8", newline="")
+        table.caption = f"Written to {escape(str(out))}, with the probability of every class"
     return table
+
+
+def _csv(answers: Sequence[Answer]) -> str:
+    """One line for each image; the probability of class cat is in column p(cat)."""
+    text = io.StringIO()
+    probabilities = [f"p({name})" for name in answers[0]["probabilities"]]
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["file", *COLUMNS, *probabilities])
+    for answer in answers:
+        row = [answer[name] for name in ("file", *COLUMNS)]
+        writer.writerow([*row, *answer["probabilities"].values()])
+    return text.getvalue()
+
+
+def _json(answers: Sequence[Answer]) -> str:
+    """A list of one object for each image; NaN, which JSON has not, is null."""
+    return json.dumps(finite(list(answers)), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+WRITERS = {".csv": _csv, ".json": _json}
 
 
 def segmented(
@@ -68,7 +131,8 @@ def segmented(
     """A line for every scene; with ``out`` also its maps, as a picture and as numbers."""
     names = _names(images)
     _require_sizes(ask, images, full_size)  # before anything is written
-    table = Table("image", "classes, by share of pixels", "confidence", "unsure %", "epistemic")
+    columns = ("classes, by share of pixels", "confidence", "unsure %", "epistemic")
+    table = Table(Column("image", overflow="fold"), *columns)
     for path, name in zip(images, names, strict=True):
         picture = read_scene(path, None if full_size else ask.data.shape[1])
         p = ask(

@@ -120,14 +120,13 @@ def to_text(entry: Entry) -> str:
 
 def _of_folder(folder: RunDir) -> Entry:
     results = folder.results()  # first: it says what a folder lacks that is no finished run
-    config = folder.config().to_data()
+    config = folder.config_as_measured().to_data()
     folder.data()  # the same check as the report's own
     return {
         "ledger": FORMAT,
         "run": folder.path.resolve().name,
         "sessions": folder.sessions(),
-        # Measured again, a run is what it was measured with last.
-        "config": {**config, "evaluate": results.get("evaluate") or config["evaluate"]},
+        "config": config,
         "data": read_json(folder / DATA),
         "conventions": _conventions(results, config),
         "results": results,

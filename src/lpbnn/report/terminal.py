@@ -9,6 +9,7 @@ from lpbnn.report.tables import Column, Row, Table
 
 MARKS = {"best": "●", "second": "○", "": " "}
 STYLES = {"best": "bold", "second": "underline", "": ""}
+ENDLESS = 2**20  # columns: wider than any table
 GAP = 2  # columns of the terminal between two of the table
 
 
@@ -34,6 +35,14 @@ def print_table(table: Table, console: Console) -> None:
         console.print(shown)
     for line in _foot(table):
         console.print(Text(line, style="dim"))
+
+
+def print_whole(shown: RichTable, console: Console) -> None:
+    """Print a table; what is piped or redirected is as wide as it needs, and nothing of it is cut."""
+    if not console.is_terminal:
+        options = console.options.update(max_width=ENDLESS)
+        shown.width = console.measure(shown, options=options).maximum
+    console.print(shown, crop=False)
 
 
 def _pages(table: Table, room: int, stacked: bool) -> list[list[list[Text]]]:
