@@ -387,3 +387,21 @@ def test_keep_and_results(
     assert "no run folder was given" in failing(capsys, "keep", "--into", ledger)
     assert "Fix" in failing(capsys, "keep", tmp_path / "nothing", "--into", ledger)
     assert "holds no kept run" in failing(capsys, "results", "--ledger", tmp_path / "none")
+
+
+def test_a_run_is_measured_where_its_data_has_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    random = np.random.RandomState(0)
+    for number in range(20):
+        path = tmp_path / "here" / "pets" / ("cat", "dog")[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.randint(0, 256, (8, 8), dtype=np.uint8)).save(path)
+    run = tmp_path / "run"
+    where = ("--data", "folder", "--data-root", tmp_path / "here" / "pets")
+    lpbnn("train", *FAST, *where, "--batch-size", 8, "-o", run)
+    then = json.loads((run / "results.json").read_text())
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert "Fix:" in failing(capsys, "eval", run)
+    lpbnn("eval", run, "--data-root", tmp_path / "there" / "pets")
+    assert json.loads((run / "results.json").read_text())["test"] == then["test"]

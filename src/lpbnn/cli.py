@@ -80,15 +80,19 @@ def train(
 def evaluate(
     run: Annotated[Positional[Path], arg(metavar="RUN")],
     settings: Annotated[EvalConfig, arg(name="")],
+    data_root: str | None = None,
 ) -> None:
     """Measure a trained run again, with other settings; its folder keeps the new results.
 
     Args:
         run: folder of a finished run.
+        data_root: the folder of the data's files, where they are no longer where the run had them.
     """
     from lpbnn.engine.run import reevaluate
 
-    if reevaluate(run, settings):  # of several processes, only the first has results
+    if reevaluate(
+        run, settings, data_root=data_root
+    ):  # of several processes, only the first has results
         _show([run])
 
 
@@ -190,7 +194,10 @@ def main(args: list[str] | None = None) -> None:
     args = sys.argv[1:] if args is None else args
     try:
         if args[:1] == ["experiment"]:
-            _run_command(_experiments(), args[1:], "lpbnn experiment", experiment.__doc__)
+            from lpbnn import experiments
+
+            named = {name: experiments.command(name, console) for name in experiments.names()}
+            _run_command(named, args[1:], "lpbnn experiment", experiment.__doc__)
         elif args[:1] == ["bench"]:
             from lpbnn.engine.bench import command
 
@@ -209,6 +216,8 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _commands() -> dict[str, Callable[..., Any]]:
+    from lpbnn import experiments
+
     return {
         "ls": ls,
         "train": train,
@@ -219,7 +228,7 @@ def _commands() -> dict[str, Callable[..., Any]]:
         "keep": keep,
         "results": results,
         "predict": predict,
-        "demo": _experiment("demo"),
+        "demo": experiments.command("demo", console),
         "experiment": experiment,
         "bench": bench,
     }
@@ -236,26 +245,6 @@ def _continued(args: list[str]) -> dict[str, Callable[..., Any]]:
         return {}
     own = resumable(folder)
     return {"train": partial(train, config=own), "eval": partial(evaluate, settings=own.evaluate)}
-
-
-def _experiments() -> dict[str, Callable[..., Any]]:
-    from lpbnn import experiments
-
-    return {name: _experiment(name) for name in experiments.names()}
-
-
-def _experiment(name: str) -> Callable[..., Any]:
-    """A command of the experiment's own options."""
-    from lpbnn import experiments
-
-    module = experiments.load(name)
-
-    def command(config: Any) -> None:
-        module.run(config, console)
-
-    command.__annotations__ = {"config": Annotated[module.Config, arg(name="")], "return": None}
-    command.__doc__ = (module.__doc__ or "").replace("``", "")
-    return command
 
 
 def _run_command(

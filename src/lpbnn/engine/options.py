@@ -59,6 +59,7 @@ def _resumed_run(resume: Path | None = None) -> Path | None:
 
 def _measured_run(
     settings: Annotated[EvalConfig, arg(name="")],  # so that its values are not taken for the run
+    data_root: str | None = None,
     runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN")] = (),
 ) -> Path | None:
     return runs[0] if len(runs) == 1 else None

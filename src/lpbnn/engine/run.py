@@ -157,13 +157,14 @@ def reevaluate(
     settings: EvalConfig | None = None,
     splits: Splits | None = None,
     fabric: "Fabric | None" = None,
+    data_root: str | None = None,
 ) -> dict[str, Any]:
     """Measure a trained run again, with other settings where given; the folder keeps the new results."""
     target = RunDir(folder)
     model = load_run(folder).model
-    config = target.config_as_measured()
-    if settings is not None:
-        config = replace(config, evaluate=settings)
+    then = target.config_as_measured()
+    root = then.data_root if data_root is None else data_root
+    config = replace(then, evaluate=settings or then.evaluate, data_root=root)
     train = target.results()["train"]
     splits = splits if splits is not None else load_data(config)
     target.require_data(DataInfo.of(splits))

@@ -111,14 +111,10 @@ class RunDir:
         config = self.config()
 
         def measured(results: Any) -> RunConfig:
-            last = results.get(
-                "evaluate"
-            )  # empty: measured by a version that did not write down how
-            return (
-                replace(config, evaluate=from_data(EvalConfig, last, "evaluate"))
-                if last
-                else config
-            )
+            last = results.get("evaluate")
+            if not last:  # by a version that did not write down how
+                return config
+            return replace(config, evaluate=from_data(EvalConfig, last, "evaluate"))
 
         return self._fitting(RESULTS, measured) if (self / RESULTS).exists() else config
 

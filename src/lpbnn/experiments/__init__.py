@@ -8,12 +8,17 @@ report it wrote. Folders added to ``lpbnn.experiments.__path__`` are searched to
 
 import importlib
 import pkgutil
+from collections.abc import Callable
 from types import ModuleType
+from typing import Annotated, Any
+
+from rich.console import Console
+from tyro.conf import arg
 
 from lpbnn.data import unknown
 from lpbnn.experiments._published import published
 
-__all__ = ["describe", "load", "names", "published"]
+__all__ = ["command", "describe", "load", "names", "published"]
 
 
 def names() -> list[str]:
@@ -36,3 +41,15 @@ def load(name: str) -> ModuleType:
 def describe(name: str) -> str:
     """The first line of its file."""
     return (load(name).__doc__ or "").strip().splitlines()[0]
+
+
+def command(name: str, console: Console) -> Callable[..., None]:
+    """A command of the experiment's own options, for tyro."""
+    module = load(name)
+
+    def command(config: Any) -> None:
+        module.run(config, console)
+
+    command.__annotations__ = {"config": Annotated[module.Config, arg(name="")], "return": None}
+    command.__doc__ = (module.__doc__ or "").replace("``", "")
+    return command
