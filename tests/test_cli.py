@@ -401,7 +401,13 @@ def test_a_run_is_measured_where_its_data_has_gone(
     where = ("--data", "folder", "--data-root", tmp_path / "here" / "pets")
     lpbnn("train", *FAST, *where, "--batch-size", 8, "-o", run)
     then = json.loads((run / "results.json").read_text())
-    (tmp_path / "here").rename(tmp_path / "there")
+    (tmp_path / "here" / "pets").rename(tmp_path / "animals")
     assert "Fix:" in failing(capsys, "eval", run)
-    lpbnn("eval", run, "--data-root", tmp_path / "there" / "pets")
+    lpbnn("eval", run, "--data-root", tmp_path / "animals")
+    again = ("--evaluate.samples", 2, "--data-root", tmp_path / "animals")
+    lpbnn("train", "--resume", run, *again)  # finished: measured again, there
     assert json.loads((run / "results.json").read_text())["test"] == then["test"]
+    (tmp_path / "animals" / "cat" / "0.png").rename(tmp_path / "animals" / "dog" / "0.png")
+    assert "its fingerprint was" in failing(
+        capsys, "eval", run, "--data-root", tmp_path / "animals"
+    )

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from networks import small
+from torch import nn
 
 import lpbnn
 from lpbnn.losses import nll
@@ -46,3 +47,12 @@ def test_some_labels_that_do_not_count_change_nothing_for_the_others() -> None:
     outputs, targets = torch.randn(6, 3), torch.tensor([0, 1, 2, -100, 0, -100])
     expected = torch.nn.functional.cross_entropy(outputs[targets >= 0], targets[targets >= 0])
     torch.testing.assert_close(nll(outputs, targets), expected)
+
+
+@pytest.mark.parametrize("method", ["mcp", "lpbnn", "mcdropout"])
+def test_labels_of_no_weight_say_nothing(method: str) -> None:
+    model = lpbnn.build(nn.Linear(4, 3), method, num_data=10, class_weights=[1.0, 0.0, 1.0])
+    terms = model.loss(torch.randn(8, 4), torch.ones(8, dtype=torch.int64))
+    assert terms["nll"] == 0
+    terms["loss"].backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())

@@ -136,3 +136,28 @@ def test_a_mask_of_a_users_own_is_spread_if_it_has_a_row_for_each_example() -> N
     model = lpbnn.build(Masked().double(), "batchensemble", include="last", members=3)
     x, mask = torch.randn(TIME, TIME, 4).double(), torch.rand(TIME, TIME).round().double()
     assert lpbnn.predict(model, (x, mask)).members.shape == (3, TIME, 3)
+
+
+@pytest.mark.parametrize("method", ["batchensemble", "mcdropout", "mcp"])
+@pytest.mark.parametrize("chunk", [None, 4])
+def test_padding_under_the_name_of_a_mask_of_attention_goes_with_its_examples(
+    method: str, chunk: int | None
+) -> None:
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.drop, self.head = nn.Linear(4, 8), nn.Dropout(0.1), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor, attn_mask: Tensor) -> Tensor:
+            return self.head((self.drop(self.embed(x)) * attn_mask.unsqueeze(-1)).mean(1))
+
+    model = lpbnn.build(Padded().double(), method)
+    x, padding = inputs(TIME + 2)
+    assert lpbnn.predict(model, (x, padding.double()), chunk=chunk).probs.shape == (TIME + 2, 3)
+
+
+@pytest.mark.parametrize("method", ["lpbnn", "mcdropout", "mimo"])
+def test_a_model_that_was_pickled_before_masks_were_known_still_answers(method: str) -> None:
+    model = lpbnn.build(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), method, num_data=9)
+    del model._masks
+    assert lpbnn.predict(model, torch.randn(5, 4)).probs.shape == (5, 3)

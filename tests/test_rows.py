@@ -128,3 +128,39 @@ def test_a_parameter_that_goes_into_a_stage_is_no_batch() -> None:
     expected = net(x)
     model = lpbnn.build(net, "batchensemble", include="stage", spread=0.0)
     torch.testing.assert_close(model(x)[0], expected)
+
+
+class Replaces(nn.Module):
+    """Its buffer is another tensor after every pass; the old one is gone, and its id is free."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps = self.steps + 1
+        return self.b(self.a(x * 2).relu())
+
+
+class Fills(nn.Module):
+    """Its buffer holds the examples of the pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+        self.register_buffer("static", torch.zeros(8, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.static.copy_(x)
+        return self.a(self.static)
+
+
+@pytest.mark.parametrize("net", [Replaces, Fills])
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_buffer_that_changes_is_no_table(net: type[nn.Module], inference: bool) -> None:
+    for seed in range(5):
+        torch.manual_seed(seed)
+        model = lpbnn.build(net(), "batchensemble", members=2)
+        with torch.inference_mode(inference):
+            assert model.loss(torch.randn(8, 4), torch.randint(0, 3, (8,)))["loss"] > 0

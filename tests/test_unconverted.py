@@ -10,6 +10,7 @@ from torch.nn.utils import parametrizations
 
 import lpbnn
 from lpbnn import backbones
+from lpbnn.unconverted import unconverted
 
 
 class Reader(nn.Module):
@@ -108,3 +109,16 @@ def test_tables_norms_and_what_belongs_to_a_layer_are_no_matter() -> None:
         lpbnn.build(nn.Sequential(nn.Embedding(99, 8), nn.Linear(8, 3)), "batchensemble")
         layer = parametrizations.weight_norm(nn.Linear(8, 8))
         lpbnn.build(nn.Sequential(layer, nn.Linear(8, 2)), "batchensemble", exclude="0")
+
+
+def test_a_network_that_holds_matrices_itself_is_named_by_all_of_them() -> None:
+    class LowRank(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.u, self.v = nn.Parameter(torch.ones(4, 8)), nn.Parameter(torch.ones(8, 4))
+            self.head = nn.Linear(4, 2)
+
+    told = unconverted(LowRank())
+    assert "u (LowRank), v (LowRank) cannot be converted and keep 89 %" in told
+    assert "tables (positions, queries)" in told
+    assert "exclude=['u', 'v']" in told

@@ -71,7 +71,7 @@ def train(
     else:
         config = with_options(config, options)
         parts = (config.data, config.backbone, config.method, str(config.seed))
-        out = out or Path("runs") / "-".join(parts)
+        out = out or Path("runs") / "-".join(parts).replace(":", ".")  # of MODULE:NAME
         results = run(config, out, overwrite=overwrite)
     if results:  # of several processes, only the first has them
         _show([out])

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Sequence
+from typing import NoReturn
 
 from torch import nn
 
@@ -75,17 +76,16 @@ def where_spread(stages: Sequence[str]) -> str:
     )
 
 
-def retold(error: Exception, advice: str) -> Exception:
-    """The error with the advice in its message, where a log that prints no notes has it, too.
+def raise_with(advice: str, error: Exception) -> NoReturn:
+    """Raise the error with the advice in its message, where a log that prints no notes has it, too.
 
     One of a kind of its own, of memory that ran out for example, is what others look for: it gets a note.
     """
-    if not advice:
-        return error
-    if type(error) in (RuntimeError, ValueError):
-        return type(error)(f"{error}\n{advice}")
-    error.add_note(advice)
-    return error
+    if advice and type(error) in (RuntimeError, ValueError):
+        raise type(error)(f"{error}\n{advice}") from error
+    if advice:
+        error.add_note(advice)
+    raise error
 
 
 def has_unconverted(module: nn.Module) -> bool:

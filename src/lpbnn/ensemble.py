@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from lpbnn.convert import replace_modules
-from lpbnn.doors import check_stage, find_stages, retold, where_spread
+from lpbnn.doors import check_stage, find_stages, raise_with, where_spread
 from lpbnn.factors import Factors
 from lpbnn.layers import Draw, FastWeight, draw_layers, take
 from lpbnn.losses import check_batch
 from lpbnn.members import (
     BatchMode,
+    Places,
     batched,
     copied,
     gather,
@@ -57,6 +58,9 @@ class FastWeightEnsemble(Model):
         repeat_last: share of the epochs, at the end (rounded up), that repeat the batch after all.
     """
 
+    _looked = False  # whether layers have been asked for tables in the place of examples
+    _masks: Places = ()  # here for models that an older version pickled
+
     def __init__(
         self,
         net: nn.Module,
@@ -71,7 +75,6 @@ class FastWeightEnsemble(Model):
         super().__init__(net, **model_options)
         self.batch_mode: BatchMode = batch_mode
         self.repeat_last = repeat_last
-        self._looked = False  # whether layers have been asked for tables in the place of examples
         self._late = False  # whether this is one of the last epochs
         self.fast_lr = fast_lr
         counts = {layer.factors.members for layer in self.layers}
@@ -168,10 +171,7 @@ class FastWeightEnsemble(Model):
         try:
             outputs = self.readout(self.net(*args, **kwargs))
         except (RuntimeError, ValueError) as error:
-            told = retold(error, self._advice(error, batch))
-            if told is error:
-                raise
-            raise told from error
+            raise_with(self._advice(error, batch), error)
         finally:
             self._spread_at.end()
             cast.release()

@@ -10,7 +10,7 @@ Four ways to compute it, equal to rounding:
 - *all members at once*: these weights as one layer of J times the outputs, on a batch not yet spread.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from torch.nn.utils import parametrize
 
 from lpbnn.factors import Factors, draw_all
 from lpbnn.fastconv import Geometry, geometry, member_convolution
-from lpbnn.members import plus, refuse_table, require_multiple, require_rows, spread, times
+from lpbnn.members import Tables, plus, refuse_table, require_multiple, require_rows, spread, times
 from lpbnn.wrapper import Wrapper
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -78,6 +78,7 @@ class FastWeight(Wrapper):
     """
 
     member_bias: nn.Parameter | None
+    _tables: Tables | None = None  # the network's own tensors, in a pass that looks for them
 
     def __init__(self, layer: nn.Module, factors: Factors, path: str = "") -> None:
         if widths(layer) != (factors.inputs, factors.outputs):
@@ -95,9 +96,6 @@ class FastWeight(Wrapper):
             layer._parameters["bias"] = None
         self._held: Draw | None = None  # the factors of the pass that is under way
         self._rows = 0  # its rows, 0 if nobody said
-        self._tables: Collection[
-            int
-        ] = ()  # ids of the network's tensors, in a pass that looks for them
         self._late = False  # whether examples may come that are not spread yet
         self._last: Draw | None = None  # of the pass being differentiated: checkpoints
 

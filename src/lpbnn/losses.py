@@ -66,20 +66,19 @@ def nll(
     outputs = at_least_float32(outputs)  # a sum over pixels is beyond float16
     if class_weights is not None:
         class_weights = class_weights.to(outputs.dtype)
-    if weights is None and task == "classification":
-        mean = _cross_entropy(outputs, targets, class_weights, ignore_index, "mean")
-        return torch.where((targets != ignore_index).any(), mean, 0.0)  # of no label: 0, as below
-    cells = _cross_entropy(outputs, targets, class_weights, ignore_index, "none")
-    counted = (targets != ignore_index).to(cells.dtype)
+    counted = (targets != ignore_index).to(outputs.dtype)
     if class_weights is not None:
-        counted = counted * class_weights[targets.masked_fill(targets == ignore_index, 0)].to(
-            cells.dtype
-        )
-    if weights is not None:
-        weights = weights.to(cells.dtype).view(-1, *(1,) * (cells.dim() - 1))
-        cells, counted = cells * weights, counted * weights
+        counted = counted * class_weights[targets.masked_fill(targets == ignore_index, 0)]
+    if weights is None and task == "classification":
+        summed = _cross_entropy(outputs, targets, class_weights, ignore_index, "sum")
+    else:
+        cells = _cross_entropy(outputs, targets, class_weights, ignore_index, "none")
+        if weights is not None:
+            weights = weights.to(cells.dtype).view(-1, *(1,) * (cells.dim() - 1))
+            cells, counted = cells * weights, counted * weights
+        summed = cells.sum()
     # A batch without one valid pixel says nothing: 0, where a mean over nothing would be NaN.
-    return cells.sum() / counted.sum().clamp_min(torch.finfo(cells.dtype).tiny)
+    return summed / counted.sum().clamp_min(torch.finfo(summed.dtype).tiny)
 
 
 def _cross_entropy(

@@ -23,7 +23,7 @@ Example:
 """
 
 import inspect
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -35,6 +35,7 @@ BATCH_MODES: tuple[str, ...] = get_args(BatchMode)
 # Torch's names of masks (queries, keys) that all examples share; those of padding have a row for each.
 ATTENTION_MASKS = ("src_mask", "tgt_mask", "memory_mask", "attn_mask")
 Places = Sequence[tuple[int, str]]  # of arguments, by position and by name
+Tables = Mapping[int, tuple[Tensor, int]]  # tensors by their id, with how often each was written to
 
 
 def rows_needed(batch: int, members: int, mode: BatchMode = "repeat") -> int:
@@ -152,9 +153,13 @@ def mask_places(module: nn.Module) -> Places:
 
 
 def masks_given(places: Places, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
-    """The masks of attention among the arguments of a call: those of two dimensions, no examples."""
+    """The masks of attention among the arguments of a call, (time, time): no examples.
+
+    Oblong ones may be of padding, (batch, time), in a module that calls these by the same name.
+    """
     given = [args[i] if i < len(args) else kwargs.get(name) for i, name in places]
-    return [mask for mask in given if isinstance(mask, Tensor) and mask.dim() == 2]
+    masks = [mask for mask in given if isinstance(mask, Tensor) and mask.dim() == 2]
+    return [mask for mask in masks if mask.shape[0] == mask.shape[1]]
 
 
 def spread_tree(
@@ -208,12 +213,20 @@ def require_rows(rows: int, expected: int, layer: str) -> None:
         )
 
 
-def refuse_table(x: Tensor, tables: Collection[int], layer: str) -> None:
+def writes(x: Tensor) -> int:
+    """How often a tensor was written to; one made in inference mode does not know."""
+    return 0 if x.is_inference() else x._version
+
+
+def refuse_table(x: Tensor, tables: Tables, layer: str) -> None:
     """Refuse a tensor of the network itself, whose rows are as many as the batch's only by chance.
 
-    ``tables`` are the ids of its parameters and buffers. One that is expanded has a row for each example.
+    ``tables`` are its parameters and buffers. One that is expanded has a row for each example, and one that
+    was written to in this pass may hold them.
     """
-    if id(x if x._base is None else x._base) in tables and x.stride(0):
+    whole = x if x._base is None else x._base
+    table, version = tables.get(id(whole), (None, 0))
+    if table is whole and writes(whole) == version and x.stride(0):
         raise ValueError(
             f"{layer!r} got a parameter or buffer of the network as its input, of shape {tuple(x.shape)}: "
             "its rows are no examples, and members would mix in silence. Leave the layer out with "

@@ -58,9 +58,9 @@ def find(name: str, table: str, kind: type[T]) -> T:
         )
     if key not in found:
         near = difflib.get_close_matches(key, map(str, found), n=1, cutoff=0.4)
-        guess = f"did you mean {near[0]!r}? " if near else ""
+        guess = f"did you mean {near[0]!r}? It has" if near else "it has"
         raise ValueError(
-            f"{name!r}: {table} of {path} has no {key!r}; {guess}It has: {', '.join(map(str, found))}."
+            f"{name!r}: {table} of {path} has no {key!r}; {guess}: {', '.join(map(str, found))}."
         )
     if not isinstance(found[key], kind):
         raise ValueError(

@@ -1,6 +1,6 @@
 """How the batch becomes members at a door of the network, and how they go through what is behind it."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,12 +12,14 @@ from lpbnn.layers import Draw, FastWeight, take
 from lpbnn.members import (
     BatchMode,
     Places,
+    Tables,
     batched,
     copied,
     is_batched,
     mask_places,
     masks_given,
     spread_tree,
+    writes,
 )
 from lpbnn.norms import MemberNorm
 
@@ -68,14 +70,16 @@ class Cast:
         for norm in self.norms:
             _set(norm, "_held", None)
         if self._looking:
-            self._look_for(())
+            self._look_for(None)
 
     def look_for(self, net: nn.Module) -> None:
         """Until the release, no layer may be given a tensor of the network itself."""
         self._looking = True
-        self._look_for({id(tensor) for tensor in (*net.parameters(), *net.buffers())})
+        # Held, not only named: of one that the network replaces by another, an activation could get the id.
+        tables = (*net.parameters(), *net.buffers())
+        self._look_for({id(tensor): (tensor, writes(tensor)) for tensor in tables})
 
-    def _look_for(self, tables: Collection[int]) -> None:
+    def _look_for(self, tables: Tables | None) -> None:
         for layer in self.layers:
             _set(layer, "_tables", tables)
 
@@ -103,18 +107,17 @@ class SpreadAt:
     the members of it.
     """
 
+    masked: tuple[tuple[nn.Module, Places], ...] = ()  # stages that take masks, and where
+
     def __init__(self) -> None:
         self.plan: Plan | None = None
         # Stages whose layers spread; a copy of the network has its own.
         self.late: list[nn.Module] = []
-        self.masked: list[
-            tuple[nn.Module, Places]
-        ] = []  # stages that take masks of attention, and where
 
     def add_to(self, module: nn.Module) -> None:
         module.register_forward_pre_hook(self, with_kwargs=True)
         if places := mask_places(module):
-            self.masked.append((module, places))
+            self.masked = (*self.masked, (module, places))
         if getattr(module, "spread_late", False) and not has_unconverted(module):
             self.late.append(module)
             for layer in module.modules():

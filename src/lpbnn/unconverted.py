@@ -48,16 +48,20 @@ def unconverted(net: nn.Module, include: Filter = None, exclude: Filter = None) 
     share = sum(one.size for one in wanted) / max(1, total)
     if share < NOTICEABLE:
         return ""
-    paths = [one.candidate.paths[0] for one in wanted]
-    kinds = [type(one.candidate.module).__name__ for one in wanted]
-    listed = [f"{path} ({kind})" for path, kind in zip(paths, kinds, strict=True)][:NAMED]
-    more = f" and {len(wanted) - NAMED} more" if len(wanted) > NAMED else ""
+    named = {p: type(one.candidate.module).__name__ for one in wanted for p in _names(one, net)}
+    paths, listed = list(named), [f"{path} ({kind})" for path, kind in named.items()][:NAMED]
+    more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
     return (
         f"{', '.join(listed)}{more} cannot be converted and {'keep' if paths[1:] else 'keeps'} "
         f"{share * 100:.0f} % of the weights of {type(net).__name__} as they are, the same for every "
-        f"member. If that is meant, say so: exclude={paths}. Otherwise write them as "
-        f"{', '.join(kind.__name__ for kind in SUPPORTED[:3])}, ..."
+        f"member. If that is meant, as of tables (positions, queries), say so: exclude={paths}. What "
+        f"multiplies examples is converted as {', '.join(k.__name__ for k in SUPPORTED[:3])}, ..."
     )
+
+
+def _names(one: Bare, net: nn.Module) -> list[str]:
+    """A module by its path; the network itself by its matrices."""
+    return one.candidate.paths if one.candidate.module is net else one.candidate.paths[:1]
 
 
 def weigh(net: nn.Module) -> tuple[int, list[Bare]]:

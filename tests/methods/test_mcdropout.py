@@ -315,3 +315,10 @@ def test_errors_say_what_to_do() -> None:
     assert net[2].in_features == 7
     with pytest.raises(TypeError, match=r"expected one of Dropout.* got ReLU"):
         KeptDropout(nn.ReLU())
+
+
+def test_several_places_are_refused_before_anything_is_changed() -> None:
+    net = Parts()
+    with pytest.raises(ValueError, match="mcdropout takes the path of one module"):
+        build(net, spread_at=["head"])
+    assert not any(isinstance(module, KeptDropout) for module in net.modules())

@@ -72,7 +72,8 @@ class Splits:
     `target_std` are for regression. `ood` holds what the network was not trained on; its targets
     are -1 (`NOT_A_CLASS`) unless the set says otherwise. In segmentation `ignore_index` marks pixels
     outside every loss and metric and `ood_index` the pixels to be detected. `source` is "embedded",
-    "generated" or the path that was read.
+    "generated" or the path that was read. A `fingerprint` tells examples that others may replace under
+    the same name: a run is bound to it.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Splits:
     ignore_index: int | None = None
     ood_index: int | None = None
     augment: Augment = field(default_factory=Augment)
+    fingerprint: str = ""
 
     def __post_init__(self) -> None:
         if (self.num_classes is None) != (self.task == "regression"):

@@ -83,8 +83,9 @@ def load(
     about = f"{_text(wanted)} {kind} pictures of {len(tree.classes)} classes in folders"
     if any(head.size != wanted for head in looks.values()):
         about += ", stretched to this size"
+    fingerprint = _fingerprint(tree)
     return Splits(
-        name=f"{tree.root.resolve().name}-{_fingerprint(tree)}",
+        name=f"{tree.root.resolve().name}-{fingerprint}",
         task="classification",
         train=train,
         val=held,
@@ -97,6 +98,7 @@ def load(
         description="; ".join([about, *notes, *_left_out(tree)]),
         source=str(tree.root),
         augment=Augment(pad=min(wanted) // PAD_SHARE, flip=True),
+        fingerprint=fingerprint,
     )
 
 

@@ -39,6 +39,7 @@ class DataInfo:
     """Training labels of each class, in segmentation pixels."""
     description: str = ""
     source: str = ""
+    fingerprint: str = ""
 
     def __post_init__(self) -> None:
         settle(self)
@@ -72,6 +73,7 @@ class DataInfo:
             class_counts=splits.class_counts,
             description=splits.description,
             source=splits.source,
+            fingerprint=splits.fingerprint,
         )
 
     @property

@@ -105,7 +105,7 @@ def _run(
         if config.to_data()["evaluate"] == target.results()["evaluate"]:
             return target.results()
         # Trained already, but measured otherwise.
-        return reevaluate(target.path, config.evaluate, splits, fabric)
+        return reevaluate(target.path, config.evaluate, splits, fabric, config.data_root)
     with fabric.rank_zero_first(local=True):  # one process of a node fetches files, the others read
         splits = splits if splits is not None else load_data(config)
     info = DataInfo.of(splits)

@@ -44,7 +44,7 @@ FILES = (CONFIG, DATA, ENVIRONMENT, LOG, CHECKPOINT, WEIGHTS, RESULTS, PREDICTIO
 
 KEYS = {"epochs", "diverged", "seconds", "peak_memory", "model", "optimizer", "precision"}
 
-LEARNED_FROM = ("name", "shape", "classes", "num_train")  # more data of other kinds may come later
+LEARNED_FROM = ("shape", "classes", "num_train")  # more data of other kinds may come later
 
 State = Literal["empty", "unfinished", "finished"]
 Row = dict[str, float]
@@ -128,7 +128,8 @@ class RunDir:
         Among the test pictures of other data may be some that it was trained on.
         """
         then = self.data()
-        for what in LEARNED_FROM:
+        who = "fingerprint" if then.fingerprint and now.fingerprint else "name"
+        for what in (who, *LEARNED_FROM):
             if getattr(then, what) != getattr(now, what):
                 raise RunError(
                     f"the data has changed since the run in {self.path} was trained: its {what} was "

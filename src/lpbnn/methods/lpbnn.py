@@ -121,6 +121,9 @@ class LatentPosterior(FastWeightEnsemble):
 
     penalty_weights: Tensor  # (2, L): of the KL and of the squared error, in the stacks' order
     kl_weight: Tensor  # grows to 1 where the KL is annealed
+    reconstruct: Reconstruct = (
+        "draws"  # what a model did that was pickled before there was the option
+    )
 
     def __init__(self, net: nn.Module, config: Config, **options: Any) -> None:
         super().__init__(net, **options)

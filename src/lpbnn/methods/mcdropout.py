@@ -35,10 +35,10 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from lpbnn.convert import Conversion, Filter, convert, disable_fused_paths, replace_modules
-from lpbnn.doors import check_stage, retold, where_spread
+from lpbnn.doors import check_stage, raise_with, where_spread
 from lpbnn.layers import SUPPORTED
 from lpbnn.losses import check_batch
-from lpbnn.members import gather, mask_places, masks_given, spread_tree
+from lpbnn.members import Places, gather, mask_places, masks_given, spread_tree
 from lpbnn.model import Model, Pass, Terms, as_call, at_least_one, batch_size, total
 from lpbnn.stages import SpreadAt
 from lpbnn.wrapper import Wrapper
@@ -179,6 +179,8 @@ class MCDropout(Model):
     ``conversion`` says which layers drop, ``stage`` the part before which nothing does.
     """
 
+    _masks: Places = ()  # of a model that an older version pickled
+
     def __init__(
         self,
         net: nn.Module,
@@ -210,10 +212,7 @@ class MCDropout(Model):
         try:
             outputs = self.readout(self.net(*args, **kwargs))
         except (RuntimeError, ValueError) as error:
-            told = retold(error, where_spread([self.stage]) if self.stage else "")
-            if told is error:
-                raise
-            raise told from error
+            raise_with(where_spread([self.stage]) if self.stage else "", error)
         finally:
             self._spread_at.end()
         if outputs.shape[0] != batch * members:
@@ -250,6 +249,8 @@ class MCDropout(Model):
 def build(net: nn.Module, config: Config, **model_options: Any) -> Model:
     if any(isinstance(module, KeptDropout) for module in net.modules()):
         raise ValueError("the network has been built as mcdropout already. Call lpbnn.undo first.")
+    if not isinstance(config.spread_at, str | None):
+        raise ValueError(f"spread_at={config.spread_at!r}: mcdropout takes the path of one module.")
     check_stage(net, config.spread_at)  # before anything is changed
     own = {path: layer for path, layer in net.named_modules() if isinstance(layer, _DropoutNd)}
     conversion = Conversion(tuple(own), {})

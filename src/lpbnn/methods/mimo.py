@@ -27,10 +27,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from lpbnn.convert import convert
-from lpbnn.doors import retold
+from lpbnn.doors import raise_with
 from lpbnn.layers import SUPPORTED, TRANSPOSED
 from lpbnn.losses import check_batch
-from lpbnn.members import gather, is_batched, mask_places, masks_given, spread_tree
+from lpbnn.members import Places, gather, is_batched, mask_places, masks_given, spread_tree
 from lpbnn.model import Model, Terms, as_call, at_least_one, batch_size, total
 from lpbnn.wrapper import Wrapper
 
@@ -157,6 +157,7 @@ class Mimo(Model):
     """M subnetworks in one; a call answers for the same input M times."""
 
     stochastic = False
+    _masks: Places = ()  # of a model that an older version pickled
 
     def __init__(
         self, net: nn.Module, config: Config, ends: tuple[str, str], **options: Any
@@ -178,10 +179,7 @@ class Mimo(Model):
         try:
             outputs = self.readout(self.net(*args, **kwargs))
         except RuntimeError as error:
-            told = retold(error, self._where())
-            if told is error:
-                raise
-            raise told from error
+            raise_with(self._where(), error)
         if outputs.shape[0] != rows:
             raise RuntimeError(
                 f"{rows} inputs went in and {outputs.shape[0]} outputs came out. {self._where()}"

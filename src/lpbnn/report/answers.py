@@ -99,10 +99,17 @@ def classified(ask: Question, images: Sequence[Path], out: Path | None = None) -
         answer: Answer = {"file": str(path), **dict(zip(COLUMNS, (label, *row), strict=True))}
         answers.append(answer | {"probabilities": dict(zip(ask.classes, probs, strict=True))})
     if out is not None:
+        _require_folder(out.parent)
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(WRITERS[kind](answers), encoding="utf-8", newline="")
         table.caption = f"Written to {escape(str(out))}, with the probability of every class"
     return table
+
+
+def _require_folder(path: Path) -> None:
+    file = next((p for p in (path, *path.parents) if p.is_file()), None)
+    if file is not None:
+        raise ValueError(f"{file} is a file; expected a folder to write to. Fix: give another -o.")
 
 
 def _csv(answers: Sequence[Answer]) -> str:
@@ -155,6 +162,7 @@ def segmented(
             f"{arrays['epistemic'].mean():.3f}",
         )
         if out is not None:
+            _require_folder(out)
             out.mkdir(parents=True, exist_ok=True)
             named: dict[str, Any] = {"classes": np.array(ask.classes), **arrays}
             np.savez_compressed(out / f"{name}.npz", **named)
