@@ -66,19 +66,16 @@ def nll(
     outputs = at_least_float32(outputs)  # a sum over pixels is beyond float16
     if class_weights is not None:
         class_weights = class_weights.to(outputs.dtype)
-    counted = (targets != ignore_index).to(outputs.dtype)
+    kind = "sum" if weights is None and task == "classification" else "none"
+    cells = _cross_entropy(outputs, targets, class_weights, ignore_index, kind)
+    counted = (targets != ignore_index).to(cells.dtype)
     if class_weights is not None:
         counted = counted * class_weights[targets.masked_fill(targets == ignore_index, 0)]
-    if weights is None and task == "classification":
-        summed = _cross_entropy(outputs, targets, class_weights, ignore_index, "sum")
-    else:
-        cells = _cross_entropy(outputs, targets, class_weights, ignore_index, "none")
-        if weights is not None:
-            weights = weights.to(cells.dtype).view(-1, *(1,) * (cells.dim() - 1))
-            cells, counted = cells * weights, counted * weights
-        summed = cells.sum()
+    if weights is not None:
+        weights = weights.to(cells.dtype).view(-1, *(1,) * (cells.dim() - 1))
+        cells, counted = cells * weights, counted * weights
     # A batch without one valid pixel says nothing: 0, where a mean over nothing would be NaN.
-    return summed / counted.sum().clamp_min(torch.finfo(summed.dtype).tiny)
+    return cells.sum() / counted.sum().clamp_min(torch.finfo(cells.dtype).tiny)
 
 
 def _cross_entropy(
