@@ -72,3 +72,9 @@ def test_names_are_kept_short_and_tell_rows_apart(make: Make) -> None:
 def test_equal_numbers_can_be_drawn(same: bool) -> None:
     points = [Point("a", 0, 90, 0.1, 0, 0), Point("b", 1, 90 if same else 91, 0.1, 0, 0)]
     assert chart(points, "ECE ↓").count("<svg") == 1
+
+
+def test_numbers_on_an_axis_are_whole_however_close_they_are() -> None:
+    drawn = chart([Point("a", 0, 100, 0.1, 0, 0), Point("b", 1, 100, 0.2, 0, 0)], "ECE ↓")
+    assert "+1e2" not in drawn
+    assert "100.0" in drawn

@@ -71,6 +71,7 @@ def chart(points: Sequence[Point], what: str) -> str:
         axes.grid(color=LINE, linewidth=0.8)
         axes.set_axisbelow(True)
         axes.locator_params(nbins=5)
+        axes.ticklabel_format(useOffset=False)  # whole numbers, however close they are
         name_beside(axes, marks)
     return d.svg
 
