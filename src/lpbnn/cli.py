@@ -90,9 +90,8 @@ def evaluate(
     """
     from lpbnn.engine.run import reevaluate
 
-    if reevaluate(
-        run, settings, data_root=data_root
-    ):  # of several processes, only the first has results
+    results = reevaluate(run, settings, data_root=data_root)
+    if results:  # of several processes, only the first has them
         _show([run])
 
 

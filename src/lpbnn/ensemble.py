@@ -12,7 +12,7 @@ from lpbnn.convert import replace_modules
 from lpbnn.doors import check_stage, find_stages, raise_with, where_spread
 from lpbnn.factors import Factors
 from lpbnn.layers import Draw, FastWeight, draw_layers, take
-from lpbnn.losses import check_batch
+from lpbnn.losses import check_batch, require_targets
 from lpbnn.members import (
     BatchMode,
     Places,
@@ -246,10 +246,7 @@ class FastWeightEnsemble(Model):
         args, kwargs = as_call(x)
         batch = batch_size(args, kwargs)
         check_batch(x, y, self.task)
-        if y.shape[:1] != (batch,):
-            raise ValueError(
-                f"{batch} examples need as many targets; got y of shape {tuple(y.shape)}."
-            )
+        require_targets(y, batch)
         mode: BatchMode = "repeat" if self._late or not self.training else self.batch_mode
         draws = self.draw(rows_needed(batch, self.members, mode), shared)
         outputs = self.rows(args, kwargs, draws, mode)

@@ -146,6 +146,15 @@ def check_batch(x: object, y: object, task: Task) -> None:
         )
 
 
+def require_targets(y: Tensor, batch: int) -> None:
+    """Refuse more or fewer targets than examples."""
+    if y.shape[:1] != (batch,):
+        raise ValueError(
+            f"every example has its target; got {batch} examples and targets of shape {tuple(y.shape)}. Fix: "
+            f"targets whose first dimension is {batch}."
+        )
+
+
 def check_outputs(shape: Sequence[int], task: Task) -> None:
     """Refuse outputs, of so many rows, that are no classes or no Gaussians."""
     regression = task == "regression"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 import torch
@@ -37,36 +37,18 @@ SAME = np.arange(256, dtype=np.uint8)  # label ids that are labels already
 
 
 @dataclass(frozen=True, eq=False)
-class FileDataset(Examples):
-    """Pairs of a picture and a label map: uint8 (3, H, W) and (H, W), read when asked for.
+class ReadAhead(Examples):
+    """Examples whose pictures, uint8, are read from files when they are asked for, the next ones already.
 
     Args:
-        images, labels: the files, pair by pair.
-        native: height and width that every file must have.
-        size: height and width to which they are resized (pictures smoothly, labels by the nearest).
-        table: (256,) what each id in the label files stands for; `UNKNOWN` makes it an error.
-        counts: (256,) pixels of each label, where they are known already.
         device: where examples are given out; pinned memory lets the copy run beside the work.
     """
 
-    images: tuple[Path, ...]
-    labels: tuple[Path, ...]
-    native: Size
-    size: Size
-    table: np.ndarray = field(default_factory=lambda: SAME)
-    counts: np.ndarray | None = None
-    device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (3, *self.size)
+    device: torch.device = field(default=torch.device("cpu"), kw_only=True)
 
     @property
     def dtype(self) -> torch.dtype:
         return torch.uint8
-
-    def __len__(self) -> int:
-        return len(self.images)
 
     def __getitem__(self, index: Index) -> Pair:
         if isinstance(index, int):
@@ -77,9 +59,9 @@ class FileDataset(Examples):
     def take(self, index: slice | Tensor) -> Dataset:
         """The examples at `index`, decoded, in memory."""
         with _threads() as pool:
-            return Dataset(*_Batch(self, torch.arange(len(self))[index].tolist(), pool).tensors())
+            return Dataset(*_Batch(self, torch.arange(len(self))[index], pool).tensors())
 
-    def to(self, device: torch.device | str) -> FileDataset:
+    def to(self, device: torch.device | str) -> Self:
         return replace(self, device=torch.device(device))
 
     def stream(self, parts: Sequence[Tensor]) -> Iterator[Pair]:
@@ -87,7 +69,7 @@ class FileDataset(Examples):
         pool = _threads()
         try:
             for part in parts:
-                waiting.append(_Batch(self, part.tolist(), pool))
+                waiting.append(_Batch(self, part, pool))
                 if len(waiting) > max(AHEAD, WORKERS // max(1, len(part))):
                     yield self._given(waiting.popleft())
             while waiting:
@@ -99,32 +81,28 @@ class FileDataset(Examples):
         x, y = (part.to(self.device, non_blocking=True) for part in batch.tensors())
         return x, widened(y)
 
-    def class_counts(self, classes: int) -> tuple[int, ...]:
-        counts = self.counts
-        if counts is None:
-            counts = by_label(count_ids(self.labels, self.table).sum(0), self.table)
-        return tuple(int(count) for count in counts[:classes])
+    def blank(self, places: Tensor) -> Pair:
+        """A batch for the examples at `places`, as `read_into` is to fill it."""
+        raise NotImplementedError
 
     def read_into(self, place: int, x: Tensor, y: Tensor) -> None:
-        """Decode one pair into the given rows of a batch."""
-        # By numpy: torch would start threads of its own in each of ours.
-        picture = read_picture(self.images[place], self.native, self.size)
-        np.copyto(x.numpy(), picture.transpose(2, 0, 1))
-        np.copyto(y.numpy(), read_labels(self.labels[place], self.native, self.size, self.table))
+        """Decode one example into the given rows of a batch."""
+        raise NotImplementedError
+
+    def bytes_for(self, count: int, shape: Sequence[int]) -> Tensor:
+        """Memory for `count` arrays, pinned where it will be copied to a GPU."""
+        pinned = self.device.type == "cuda"
+        return torch.empty((count, *shape), dtype=torch.uint8, pin_memory=pinned)
 
 
 class _Batch:
     """Tensors that threads are filling."""
 
-    def __init__(self, data: FileDataset, places: list[int], pool: ThreadPoolExecutor) -> None:
-        pinned = data.device.type == "cuda"
-        self.x, self.y = (
-            torch.empty((len(places), *shape), dtype=torch.uint8, pin_memory=pinned)
-            for shape in (data.shape, data.size)
-        )
+    def __init__(self, data: ReadAhead, places: Tensor, pool: ThreadPoolExecutor) -> None:
+        self.x, self.y = data.blank(places)
         self.futures: list[Future[None]] = [
             pool.submit(data.read_into, place, self.x[row], self.y[row])
-            for row, place in enumerate(places)
+            for row, place in enumerate(places.tolist())
         ]
 
     def tensors(self) -> Pair:
@@ -132,6 +110,49 @@ class _Batch:
         for future in self.futures:
             future.result()
         return self.x, self.y
+
+
+@dataclass(frozen=True, eq=False)
+class FileDataset(ReadAhead):
+    """Pairs of a picture and a label map: uint8 (3, H, W) and (H, W), read when asked for.
+
+    Args:
+        images, labels: the files, pair by pair.
+        native: height and width that every file must have.
+        size: height and width to which they are resized (pictures smoothly, labels by the nearest).
+        table: (256,) what each id in the label files stands for; `UNKNOWN` makes it an error.
+        counts: (256,) pixels of each label, where they are known already.
+    """
+
+    images: tuple[Path, ...]
+    labels: tuple[Path, ...]
+    native: Size
+    size: Size
+    table: np.ndarray = field(default_factory=lambda: SAME)
+    counts: np.ndarray | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (3, *self.size)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def class_counts(self, classes: int) -> tuple[int, ...]:
+        counts = self.counts
+        if counts is None:
+            counts = by_label(count_ids(self.labels, self.table).sum(0), self.table)
+        return tuple(int(count) for count in counts[:classes])
+
+    def blank(self, places: Tensor) -> Pair:
+        count = len(places)
+        return self.bytes_for(count, self.shape), self.bytes_for(count, self.size)
+
+    def read_into(self, place: int, x: Tensor, y: Tensor) -> None:
+        # By numpy: torch would start threads of its own in each of ours.
+        picture = read_picture(self.images[place], self.native, self.size)
+        np.copyto(x.numpy(), picture.transpose(2, 0, 1))
+        np.copyto(y.numpy(), read_labels(self.labels[place], self.native, self.size, self.table))
 
 
 def read_picture(path: Path, native: Size, size: Size) -> np.ndarray:

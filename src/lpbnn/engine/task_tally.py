@@ -117,9 +117,7 @@ class SegmentationTally(Tally):
         self.overlap.update(prediction.labels, targets)
         if self.info.ood_index is not None:
             is_ood = targets == self.info.ood_index
-            valid = torch.ones_like(is_ood)
-            if self.info.ignore_index is not None:
-                valid = targets != self.info.ignore_index
+            valid = kept(targets, self.info.ignore_index)
             self.by_image.update(scores, is_ood, valid)
             self.pooled.update(scores, is_ood, valid)
 

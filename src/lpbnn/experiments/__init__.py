@@ -47,9 +47,9 @@ def command(name: str, console: Console) -> Callable[..., None]:
     """A command of the experiment's own options, for tyro."""
     module = load(name)
 
-    def command(config: Any) -> None:
+    def run(config: Any) -> None:
         module.run(config, console)
 
-    command.__annotations__ = {"config": Annotated[module.Config, arg(name="")], "return": None}
-    command.__doc__ = (module.__doc__ or "").replace("``", "")
-    return command
+    run.__annotations__ = {"config": Annotated[module.Config, arg(name="")], "return": None}
+    run.__doc__ = (module.__doc__ or "").replace("``", "")
+    return run

@@ -5,6 +5,7 @@ from typing import Self
 
 from torch import Tensor, nn
 
+from lpbnn.convert import replace_modules
 from lpbnn.wrapper import Wrapper
 
 
@@ -38,8 +39,8 @@ class TakenOut(Wrapper, nn.Identity):
 
 def take_out(net: nn.Module, path: str) -> None:
     """Put ``TakenOut`` in the place of the layer at ``path``."""
-    parent, _, name = path.rpartition(".")
-    setattr(net.get_submodule(parent), name, TakenOut(net.get_submodule(path), path))
+    head = net.get_submodule(path)
+    replace_modules(net, {id(head): TakenOut(head, path)})
 
 
 def find_head(net: nn.Module, path: str | None) -> tuple[str, nn.Linear]:

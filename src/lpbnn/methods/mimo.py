@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_map_only
 from lpbnn.convert import convert
 from lpbnn.doors import raise_with
 from lpbnn.layers import SUPPORTED, TRANSPOSED
-from lpbnn.losses import check_batch
+from lpbnn.losses import check_batch, require_targets
 from lpbnn.members import Places, gather, is_batched, mask_places, masks_given, spread_tree
 from lpbnn.model import Model, Terms, as_call, at_least_one, batch_size, total
 from lpbnn.wrapper import Wrapper
@@ -197,11 +197,7 @@ class Mimo(Model):
         args, kwargs = as_call(x)
         batch = batch_size(args, kwargs)
         check_batch(x, y, self.task)
-        if y.shape[:1] != (batch,):
-            raise ValueError(
-                f"every example has its target; got {batch} examples and targets of shape "
-                f"{tuple(y.shape)}. Fix: targets whose first dimension is {batch}."
-            )
+        require_targets(y, batch)
         dealt, masks = self.deal(batch, y.device), masks_given(self._masks, args, kwargs)
 
         def take(part: Tensor) -> Tensor:

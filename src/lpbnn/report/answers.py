@@ -88,6 +88,8 @@ def classified(ask: Question, images: Sequence[Path], out: Path | None = None) -
             f"{out} is neither a {' nor a '.join(WRITERS)} file, which the answers of a classification run "
             "are written to. Fix: -o answers.csv"
         )
+    if out is not None:
+        _require_folder(out.parent)
     p = ask(read_images(images, ask.data.shape))
     score = ask.model.score(p)  # the method's own measure of strangeness
     numbers = torch.stack([p.confidence, p.total, p.aleatoric, p.epistemic, score], 1).tolist()
@@ -99,7 +101,6 @@ def classified(ask: Question, images: Sequence[Path], out: Path | None = None) -
         answer: Answer = {"file": str(path), **dict(zip(COLUMNS, (label, *row), strict=True))}
         answers.append(answer | {"probabilities": dict(zip(ask.classes, probs, strict=True))})
     if out is not None:
-        _require_folder(out.parent)
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(WRITERS[kind](answers), encoding="utf-8", newline="")
         table.caption = f"Written to {escape(str(out))}, with the probability of every class"
@@ -137,6 +138,8 @@ def segmented(
 ) -> Table:
     """A line for every scene; with ``out`` also its maps, as a picture and as numbers."""
     names = _names(images)
+    if out is not None:
+        _require_folder(out)
     _require_sizes(ask, images, full_size)  # before anything is written
     columns = ("classes, by share of pixels", "confidence", "unsure %", "epistemic")
     table = Table(Column("image", overflow="fold"), *columns)
@@ -162,7 +165,6 @@ def segmented(
             f"{arrays['epistemic'].mean():.3f}",
         )
         if out is not None:
-            _require_folder(out)
             out.mkdir(parents=True, exist_ok=True)
             named: dict[str, Any] = {"classes": np.array(ask.classes), **arrays}
             np.savez_compressed(out / f"{name}.npz", **named)
