@@ -150,8 +150,8 @@ def require_targets(y: Tensor, batch: int) -> None:
     """Refuse more or fewer targets than examples."""
     if y.shape[:1] != (batch,):
         raise ValueError(
-            f"the loss takes {batch} targets here, one for each example; got {batch} examples and targets of "
-            f"shape {tuple(y.shape)}. Fix: targets whose first dimension is {batch}."
+            f"the loss takes {batch} targets here, one for each example; got {batch} examples and "
+            f"targets of shape {tuple(y.shape)}. Fix: targets whose first dimension is {batch}."
         )
 
 
