@@ -24,14 +24,13 @@ from lpbnn.engine.rundir import RunDir
 from lpbnn.engine.shares import check_shareable
 from lpbnn.engine.tally import NotFinite
 from lpbnn.engine.train import Training, fit
+from lpbnn.engine.tryout import try_out
 from lpbnn.model import Model
-from lpbnn.predict import evaluating
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 FORMAT = 1  # of results.json; raised when a key changes its meaning
-TRIED = 64  # pixels: the largest side of the blank pictures that a network is tried with
 # What may differ when a run is resumed: where and how fast it runs, what is shown and measured.
 FREE = (
     "data_root",
@@ -116,7 +115,7 @@ def _run(
     model = build_model(config, info)
     for pattern in config.optim.parts:
         matching(model, pattern)  # told before anything is written
-    _try_out(model, config, splits)
+    try_out(model, config, splits, info)
     check_shareable(model, config)
     in_turn = turns.are_taken(config.compile, fabric.device, fabric.world_size)
     if fabric.is_global_zero:
@@ -192,34 +191,6 @@ def _plan(config: RunConfig, target: RunDir, resume: bool, overwrite: bool) -> s
             "Fix: resume it with its own (config=None), or give another folder."
         )
     return "finished" if state == "finished" else "resume"
-
-
-def _try_out(model: Model, config: RunConfig, splits: Splits) -> None:
-    """One pass of two blank examples, before anything is written: does the network take the data?"""
-    shape, window = splits.shape, None
-    if splits.task == "segmentation":  # a corner of what training sees: whole frames take seconds
-        crop = config.augment.over(splits.augment).crop
-        window = tuple(c or s for c, s in zip(crop, shape[1:], strict=True))
-        sides = zip(window, shape[1:], strict=True)  # the test pictures are whole
-        shape = (shape[0], *(min(*both, TRIED) for both in sides))
-    try:
-        with evaluating(model), torch.random.fork_rng(devices=[]), torch.no_grad():
-            outputs = model(torch.zeros(2, *shape))
-    except (RuntimeError, ValueError) as error:
-        cut = f", cut to {window} in training" if window not in (None, splits.shape[1:]) else ""
-        larger = ", or a larger augment.crop" if cut else ""
-        reason = str(error).rstrip(".")
-        then = ", or" if "Fix: " in reason else ". Fix:"  # the network's own may come first
-        raise RunError(
-            f"backbone {config.backbone!r} cannot take {config.data!r}, whose examples are of shape "
-            f"{splits.shape}{cut}: {reason}{then} choose another backbone (mlp takes vectors){larger}."
-        ) from error
-    if window is not None and outputs.shape[3:] != shape[1:]:
-        raise RunError(
-            f"backbone {config.backbone!r} gives outputs of shape {tuple(outputs.shape[2:])} for a picture "
-            f"of {shape}; {config.data!r} needs classes for every pixel. Fix: choose a backbone for "
-            "segmentation, such as deeplab."
-        )
 
 
 def _together(fabric: "Fabric", decide: Callable[[], str]) -> str:
