@@ -85,6 +85,26 @@ def test_miou_names_bad_input(predictions: Tensor, labels: Tensor, message: str)
         miou(predictions, labels, 2)
 
 
+def test_class_255_is_left_out_of_the_mean_by_nobody_but_the_user() -> None:
+    labels = torch.arange(300).view(1, 1, 300)
+    predictions = labels.clone()
+    predictions[labels == 255] = 0  # class 255 is never found, and class 0 half right
+    with pytest.raises(ValueError, match=r"MeanIoU of 300 classes .*; pass ignore_index=None"):
+        miou(predictions, labels, 300)
+    assert miou(predictions, labels, 300, ignore_index=None) == pytest.approx(298.5 / 300)
+    assert miou(predictions, labels, 300, ignore_index=(255,)) == 1
+    assert miou(predictions, labels.where(labels != 255, -1), 300, ignore_index=-1) == 1
+    MeanIoU(255)  # classes 0 to 254
+
+
+def test_void_labels_of_another_number_are_told_not_counted() -> None:
+    """-100, the default of build and of torch's cross-entropy, is void for the loss alone."""
+    labels = torch.tensor([[[0, 1, -100]]])
+    with pytest.raises(ValueError, match="1 labels lie outside 0..1; .* ignore_index="):
+        miou(labels.clamp_min(0), labels, 2)
+    assert miou(labels.clamp_min(0), labels, 2, ignore_index=-100) == 1
+
+
 def score_maps(seed: int, n: int, side: int) -> tuple[Tensor, Tensor, Tensor]:
     """Maps of which some have no out-of-distribution pixel, some nothing else; void pixels."""
     rng = torch.Generator().manual_seed(seed)

@@ -14,6 +14,8 @@ from lpbnn.metrics import _base as base
 from lpbnn.metrics.detection import KEYS, check_scores, ranked, require_no_nan
 from lpbnn.metrics.pooled import PooledDetectionMetrics
 
+VOID = 255  # what the label maps of nearly every data set say where there is no class
+
 
 class MeanIoU(base.StreamingMetric):
     """Streaming :func:`miou`: the state is one (classes x classes) confusion matrix.
@@ -30,11 +32,17 @@ class MeanIoU(base.StreamingMetric):
     faults: Tensor
 
     def __init__(
-        self, num_classes: int, *, ignore_index: base.IgnoreIndex = 255, **kwargs: Any
+        self, num_classes: int, *, ignore_index: base.IgnoreIndex = VOID, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
         base.require(
             num_classes >= 1, f"num_classes is {num_classes}", "at least 1", "count the classes"
+        )
+        base.require(
+            num_classes <= VOID or ignore_index != VOID,
+            f"MeanIoU of {num_classes} classes has ignore_index={VOID}, the default where there are fewer",
+            "a label that is no class: pixels of that class would count nowhere",
+            f"pass ignore_index=None or that of the void labels; ({VOID},) leaves the class out on purpose",
         )
         self.num_classes = num_classes
         self.ignore_index = ignore_index
@@ -108,14 +116,15 @@ def miou(
     labels: Tensor,
     num_classes: int,
     *,
-    ignore_index: base.IgnoreIndex = 255,
+    ignore_index: base.IgnoreIndex = VOID,
 ) -> float:
     r"""Mean over the classes of intersection over union, counted over the whole data set.
 
     .. math:: \frac{1}{C} \sum_c \frac{\mathrm{TP}_c}{\mathrm{TP}_c + \mathrm{FP}_c + \mathrm{FN}_c}
 
-    Pixels whose label is ``ignore_index`` (one index or several) count nowhere, not even as false
-    positives; classes that occur in neither labels nor predictions are left out of the mean.
+    Pixels whose label is ``ignore_index`` (one index or several; that of ``lpbnn.build``) count nowhere,
+    not even as false positives; classes that occur in neither labels nor predictions are left out of the
+    mean.
 
     >>> miou(torch.tensor([[[0, 1, 1]]]), torch.tensor([[[0, 0, 255]]]), num_classes=2)
     0.25
