@@ -136,6 +136,18 @@ def test_labels_without_a_class_are_told_before_training(make: Make, scenes: Spl
         Feed(wrong, make(**TINY))
 
 
+def test_void_may_be_the_number_of_a_class(make: Make, scenes: Splits) -> None:
+    """Sets whose void is 0, say; other labels without a class are still counted, and rightly."""
+    inputs, labels = scenes.train[:]
+    labels = labels.where(labels != 255, 0)
+    within = replace(scenes, train=Dataset(inputs, labels), ignore_index=0)
+    Feed(within, make(**TINY))
+    labels = labels.clone()
+    labels[0, 0, :3] = 9
+    with pytest.raises(ValueError, match=r": 3 training labels are outside 0..8 and are not ignor"):
+        Feed(replace(within, train=Dataset(inputs, labels)), make(**TINY))
+
+
 def test_classification_may_be_resized_and_coloured_but_not_cropped(
     make: Make, splits: Splits
 ) -> None:

@@ -136,9 +136,9 @@ class Feed:
         if classes is None or not isinstance(train, Dataset):
             return
         void = splits.ignore_index
-        known = sum(splits.class_counts) + (
-            0 if void is None else int((train.targets == void).sum())
-        )
+        known = sum(splits.class_counts)
+        if void is not None and not 0 <= void < classes:  # a class that is void is counted already
+            known += int((train.targets == void).sum())
         if strange := train.targets.numel() - known:
             raise ValueError(
                 f"{splits.name!r}: {strange} training labels are outside 0..{classes - 1}"
