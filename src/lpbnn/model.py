@@ -41,6 +41,8 @@ class Model(nn.Module):
     # serve several draws. nothing_shared: a few members at a time compute nothing again.
     shared_part: bool = False
     nothing_shared: bool = False
+    # Set by a training loop that calls every hook below: no method need tell of one that was forgotten.
+    calls_all_hooks: bool = False
 
     def __init__(
         self,

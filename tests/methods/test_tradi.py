@@ -12,6 +12,7 @@ from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
 import lpbnn
+from lpbnn.engine.step import phase_of
 from lpbnn.methods.tradi import Config, Tracked
 
 Batch = tuple[Any, Tensor]
@@ -190,7 +191,7 @@ def test_before_after_fit_and_in_training_it_is_the_network_itself() -> None:
     train(model, batches((5,), 6))  # and training can go on
 
 
-def test_a_prediction_before_any_step_warns_once_and_none_after_it(
+def test_a_prediction_before_any_step_warns_once_and_none_in_the_midst_or_at_the_end(
     recwarn: pytest.WarningsRecorder,
 ) -> None:
     model, x, data = build(Mlp()), torch.randn(4, 5), batches((5,), 6, 6)
@@ -199,16 +200,62 @@ def test_a_prediction_before_any_step_warns_once_and_none_after_it(
     assert caught[0].filename == __file__
     lpbnn.predict(model, x)
     model = build(Mlp())
+    model.before_epoch(0, 2)
     train(model, data)
     lpbnn.predict(model, x)  # the validation in the midst of a training
-    stopped = build(Mlp())
-    stopped.load_state_dict(model.state_dict())
-    lpbnn.predict(stopped, x)
+    model.before_epoch(1, 2)
+    train(model, data)
     model.after_fit(data)
+    lpbnn.predict(model, x)
     finished = build(Mlp())
     finished.load_state_dict(model.state_dict())
     lpbnn.predict(finished, x)
     assert not recwarn.list
+
+
+@pytest.mark.parametrize("epochs", [0, 2])
+def test_a_training_without_after_fit_is_told_once(
+    recwarn: pytest.WarningsRecorder, epochs: int
+) -> None:
+    """Whether the loop said that the last epoch came, or nothing of epochs, or was run elsewhere."""
+    model, x, data = build(Mlp()), torch.randn(4, 5), batches((5,), 6, 6)
+    for epoch in range(epochs):
+        model.before_epoch(epoch, epochs)
+        train(model, data)
+    if not epochs:
+        train(model, data)
+    stopped = build(Mlp())
+    stopped.load_state_dict(model.state_dict())
+    for unfinished in (model, stopped):
+        with pytest.warns(UserWarning, match=r"drawn no networks.* Fix: .*after_fit") as caught:
+            prediction = lpbnn.predict(unfinished, x)
+        assert caught[0].filename == __file__
+        assert prediction.epistemic.abs().max() < 1e-6  # as it says
+        lpbnn.predict(unfinished, x)
+        train(unfinished, data)
+        lpbnn.predict(unfinished, x)  # told already
+        unfinished.after_fit(data)
+        lpbnn.predict(unfinished, x)
+    assert not recwarn.list
+
+
+def test_who_was_told_of_no_step_is_told_of_no_draw_as_well() -> None:
+    model, x, data = build(Mlp()), torch.randn(4, 5), batches((5,), 6, 6)
+    with pytest.warns(UserWarning, match="tracked no step"):
+        lpbnn.predict(model, x)
+    train(model, data)
+    with pytest.warns(UserWarning, match="drawn no networks"):
+        lpbnn.predict(model, x)
+
+
+def test_an_epoch_is_no_phase_of_its_own() -> None:
+    """Or a recorded step would be recorded anew in every epoch."""
+    model = build(Mlp())
+    found = set()
+    for epoch in range(3):
+        model.before_epoch(epoch, 3)
+        found.add(phase_of(model))
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

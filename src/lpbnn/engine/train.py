@@ -106,6 +106,7 @@ class _Loop:
         state: dict[str, Any] | None,
     ) -> None:
         self.model, self.splits, self.config, self.fabric = model, splits, config, fabric
+        model.calls_all_hooks = True
         self.folder, self.ranks = folder, Ranks(fabric)
         self.writer = folder if fabric.is_global_zero else None  # one process writes
         self.feed = Feed(splits, config, fabric.device, fabric.global_rank, fabric.world_size)

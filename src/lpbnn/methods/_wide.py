@@ -31,3 +31,25 @@ class WideBuffers(nn.Module):
             if buffer is not None and made is not None and at_least_float32(made) is not made:
                 self._buffers[name] = at_least_float32(buffer).to(made.device)
         return self
+
+
+class Tensors(nn.Module):
+    """Tensors under the names of a network's, as buffers: they are moved, copied and saved with it.
+
+    Example:
+        >>> import torch
+        >>> list(Tensors({"layer.weight": torch.zeros(2)}).by_name())
+        ['layer.weight']
+    """
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            self.register_buffer(name.replace(".", "/"), tensor)  # no buffer has a dot in its name
+
+    def by_name(self) -> dict[str, Tensor]:
+        return {name.replace("/", "."): tensor for name, tensor in self.named_buffers()}
+
+
+class Moments(WideBuffers, Tensors):
+    """Tracked means or variances: single steps are too small for half precision."""

@@ -52,13 +52,18 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lpbnn.factors import at_least_float32
-from lpbnn.methods._wide import WideBuffers
+from lpbnn.methods._wide import Moments, Tensors, WideBuffers
 from lpbnn.model import Model, Pass, as_call, at_least_one, batch_size
 from lpbnn.predict import evaluating
 
 UNTRACKED = (
     "tradi has tracked no step of a training, so one network answers, without epistemic uncertainty. Fix: "
     "call model.after_step(lr) after every optimizer step and model.after_fit(batches) at the end."
+)
+UNDRAWN = (
+    "tradi has tracked a training and drawn no networks from it, so one network answers, without epistemic "
+    "uncertainty. Fix: call model.after_fit(batches) at the end of the training. (In a validation before "
+    "it that is as it should be; model.before_epoch(epoch, epochs) tells that there is more to come.)"
 )
 
 
@@ -84,27 +89,6 @@ class Config:
                 )
         if not self.measurement_noise > 0:
             raise ValueError(f"measurement_noise={self.measurement_noise!r}: expected above 0.")
-
-
-class Tensors(nn.Module):
-    """Tensors under the names of a network's, as buffers: they are moved, copied and saved with it.
-
-    Example:
-        >>> list(Tensors({"layer.weight": torch.zeros(2)}).by_name())
-        ['layer.weight']
-    """
-
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        super().__init__()
-        for name, tensor in tensors.items():
-            self.register_buffer(name.replace(".", "/"), tensor)  # no buffer has a dot in its name
-
-    def by_name(self) -> dict[str, Tensor]:
-        return {name.replace("/", "."): tensor for name, tensor in self.named_buffers()}
-
-
-class Moments(WideBuffers, Tensors):
-    """Tracked means or variances: single steps are too small for half precision."""
 
 
 class Tracked(WideBuffers, Model):
@@ -133,7 +117,9 @@ class Tracked(WideBuffers, Model):
     in_rows = False
     memory: Tensor
     ratios: Tensor
-    _looked = False  # whether a prediction has looked for steps that were tracked
+    _looked = False  # whether a prediction has looked for tracked steps, since the last of them
+    _told = ""  # what a prediction last said to be missing
+    _more_epochs = False  # whether the training loop has said that this is not the last one
 
     def __init__(self, net: nn.Module, config: Config, **options: Any) -> None:
         super().__init__(net, **options)
@@ -177,13 +163,26 @@ class Tracked(WideBuffers, Model):
 
     def passes(self, samples: int, width: int) -> Iterator[Pass]:
         if not self.is_drawn:
-            if not self._looked and not self.memory.any():  # once: on a GPU it waits
-                warnings.warn(UNTRACKED, UserWarning, stacklevel=3)  # the caller of predict
-            self._looked = True
+            self._tell_what_is_missing()
             yield self
             return
         for start in range(0, self.members, width):
             yield partial(self.of_members, range(start, min(start + width, self.members)))
+
+    def _tell_what_is_missing(self) -> None:
+        if self._looked or self.calls_all_hooks:  # not at every prediction: on a GPU a look waits
+            return
+        self._looked = True
+        missing = UNDRAWN if self.memory.any() else UNTRACKED
+        if missing != self._told and not (missing == UNDRAWN and self._more_epochs):
+            self._told = missing
+            warnings.warn(missing, UserWarning, stacklevel=4)  # the caller of predict
+
+    def before_epoch(self, epoch: int, epochs: int) -> None:
+        self._more_epochs = epoch + 1 < epochs
+
+    def phase(self) -> object:
+        return None  # no step reads what an epoch sets
 
     @torch.no_grad()
     def after_step(self, lr: float | Tensor = 0.0) -> None:
@@ -196,6 +195,7 @@ class Tracked(WideBuffers, Model):
                 f"after_step(lr={lr!r}) reads the gradients of the step, and there are none. Fix: call "
                 "it between optimizer.step() and zero_grad(), or without lr."
             )
+        self._looked = False
         self.memory.copy_(1 + self.memory / (1 + self.memory * self.ratios))
         for name, mean in means.items():
             weight, variance = weights[name], variances[name]
@@ -244,10 +244,9 @@ class Tracked(WideBuffers, Model):
         # A few numbers, from the generator of the CPU: the same networks on every device.
         theta = (self.config.frequency * torch.randn(count, device="cpu")).tolist()
         phase = (2 * math.pi * torch.rand(count, device="cpu")).tolist()
+        drawn = torch.randn(count, device="cpu").tolist()
         wave = torch.zeros_like(mean)
-        for d, z in enumerate(
-            torch.randn(count, device="cpu").tolist()
-        ):  # one by one: memory of one, not of D
+        for d, z in enumerate(drawn):  # one by one: memory of one, not of D
             wave.add_(torch.cos(theta[d] * mean + phase[d]), alpha=z)
         return mean + (variance * (2 / count)).sqrt() * wave
 
@@ -291,6 +290,7 @@ class Tracked(WideBuffers, Model):
             if saved is not None:
                 drawn[name] = torch.empty(saved.shape, dtype=own.dtype, device=own.device)
         self._keep(drawn)
+        self._looked = False
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
