@@ -152,10 +152,11 @@ def predict(
 ) -> None:
     """What a trained run says of image files, and how sure it is.
 
-    Uncertainties are in nats; the score is the method's own measure of how strange the input is. Of a
-    classification run, -o answers.csv (or .json) writes all of it, and the probability of every class.
-    Of a segmentation run, -o DIR writes for each image NAME.png (input, classes, confidence,
-    uncertainty, with their keys) and NAME.npz (the maps as numbers).
+    Uncertainties are in nats, those of a regression run standard deviations in the target's unit; the
+    score is the method's own measure of how strange the input is. -o answers.csv (or .json) writes all of
+    it, of a classification run with the probability of every class. Of a segmentation run, -o DIR writes
+    for each image NAME.png (input, classes, confidence, uncertainty, with their keys) and NAME.npz (the
+    maps as numbers).
 
     Args:
         run: folder of a finished run.
@@ -164,15 +165,17 @@ def predict(
             was trained on.
         samples: draws of each member.
         seed: of the draws: the same seed, the same answer.
-        out: classification: file for the answers, .csv or .json; segmentation: folder for the maps.
+        out: file for the answers, .csv or .json; segmentation: folder for the maps.
         full_size: segmentation: take the pictures as they are, however large.
     """
     from lpbnn.engine.run import load_run
+    from lpbnn.engine.rundir import RunDir
     from lpbnn.report import answers
     from lpbnn.report.terminal import print_whole
 
     if not images:
         raise ValueError("no image was given. Fix: lpbnn predict RUN IMAGE...")
+    answers.require_answerable(RunDir(run).data(), full_size)
     loaded = load_run(run)
     ask = answers.Question(loaded.model, loaded.data, samples, seed)
     print_whole(answers.answered(ask, images, out, full_size), console)

@@ -1,16 +1,23 @@
 """What a trained run says of files: a file that it cannot answer for is named before any map is written."""
 
+import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
-from lpbnn.data import load
+from lpbnn import cli
+from lpbnn.data import Dataset, load
+from lpbnn.data.images import read_images
 from lpbnn.engine import RunConfig
 from lpbnn.engine.build import DataInfo, build_model
+from lpbnn.engine.rundir import RunDir
+from lpbnn.predict import predict
 from lpbnn.report import answers
-from lpbnn.report.answers import Question, classified, segmented
+from lpbnn.report.answers import Question, answered, classified, segmented
 
 
 def question(method: str, output_stride: int = 16) -> Question:
@@ -103,3 +110,60 @@ def test_a_damaged_picture_is_named_before_a_map_is_written(
     with pytest.raises(ValueError, match=r"b.png(: no such file| cannot be read: damaged)"):
         segmented(question("mcp"), [tmp_path / "a.png", tmp_path / "b.png"], tmp_path / "maps")
     assert not (tmp_path / "maps").exists()
+
+
+@pytest.mark.parametrize("targets", [1, 2])
+def test_a_regression_answers_in_the_unit_of_its_targets(tmp_path: Path, targets: int) -> None:
+    """Say, the angle of a digit: mean and deviations, to the last digit those of the library."""
+    digits = load("digits")
+    part = Dataset(digits.train.inputs, torch.randn(len(digits.train), targets))
+    unit = {"target_mean": 40.0, "target_std": 7.0}
+    none = {"num_classes": None, "classes": (), "ood": {}, **unit}
+    splits = replace(digits, task="regression", train=part, val=part, test=part, **none)
+    info = DataInfo.of(splits)
+    ask = Question(build_model(RunConfig("lpbnn", backbone="mlp"), info), info, samples=2, seed=3)
+    paths = [tmp_path / f"[{number}].png" for number in range(3)]
+    for path in paths:
+        Image.effect_noise((8, 8), 90).save(path)
+    lines, objects = tmp_path / "new" / "answers.csv", tmp_path / "answers.JSON"
+    for out in (lines, objects):
+        table = answered(ask, paths, out)
+    with lines.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    p = predict(ask.model, info.normalise(read_images(paths, info.shape)), samples=2, seed=3)
+    expected = {"mean": p.mean * 7 + 40}
+    for name in ("total", "aleatoric", "epistemic"):
+        expected[f"{name}_std".removeprefix("total_")] = getattr(p, name).sqrt() * 7
+    for i, (row, answer) in enumerate(zip(rows, json.loads(objects.read_text()), strict=True)):
+        assert row["file"] == answer["file"] == str(paths[i])
+        for name, values in expected.items():
+            for k, value in enumerate(values[i].tolist()):
+                key = name if targets == 1 else f"{name} {k + 1}"
+                assert float(row[key]) == answer[key] == pytest.approx(value, rel=1e-5)
+        assert answer["score"] == pytest.approx(ask.model.score(p)[i].item(), rel=1e-5)
+        assert len(row) == len(answer) == 2 + 4 * targets
+    assert [column.header for column in table.columns] == ["image", *list(rows[0])[1:]]
+    assert (p.epistemic > 0).all()
+    with pytest.raises(ValueError, match=r"neither a .csv nor a .json .* of a regression run"):
+        answered(ask, paths, tmp_path / "maps")
+    with pytest.raises(
+        ValueError, match="is one of regression, .* --full-size is for segmentation"
+    ):
+        answered(ask, paths, full_size=True)
+
+
+@pytest.mark.parametrize("task", ["regression", "classification"])
+def test_a_run_on_numbers_takes_no_pictures_and_is_not_loaded_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str
+) -> None:
+    info = DataInfo.of(load("diabetes"))
+    if task == "classification":
+        info = replace(info, task=task, num_classes=2)
+    folder = RunDir(tmp_path / "run")
+    folder.prepare(RunConfig("mcp", backbone="mlp", data="diabetes"), info)  # it has no weights
+    with pytest.raises(SystemExit):
+        cli.main(["predict", str(folder.path), str(tmp_path / "a.png")])
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"is one of {task} on 'diabetes', whose inputs are of shape (10,)" in said
+    assert "Fix: in Python, " in said
+    assert ("target_std" in said) == (task == "regression")

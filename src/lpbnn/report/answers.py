@@ -10,12 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 from rich.markup import escape
 from rich.table import Column, Table
 
@@ -50,7 +44,7 @@ class Question:
         x = self.data.normalise(images)
         how = {"samples": self.samples, "seed": self.seed, "keep_members": keep_members}
         # Scenes are asked one by one.
-        chunk = AT_ONCE if self.data.task == "classification" else None
+        chunk = None if self.data.task == "segmentation" else AT_ONCE
         return predict(self.model, x, chunk=chunk, **how)
 
     @property
@@ -58,23 +52,30 @@ class Question:
         return self.data.classes or tuple(map(str, range(self.data.num_classes or 0)))
 
 
+def require_answerable(data: DataInfo, full_size: bool = False) -> None:
+    """Refuse what no picture can be an answer for, from what is known before the network is loaded."""
+    if len(data.shape) != 3:
+        back = " (of its mean, * data.target_std + data.target_mean)" * (data.task == "regression")
+        raise ValueError(
+            f"the run is one of {data.task} on {data.name!r}, whose inputs are of shape {data.shape}; "
+            "predict takes pictures, (channels, height, width). Fix: in Python, model, _, data = "
+            f"lpbnn.engine.run.load_run(RUN), then lpbnn.predict(model, data.normalise(inputs)){back}."
+        )
+    if full_size and data.task != "segmentation":
+        raise ValueError(
+            f"the run is one of {data.task}, which knows one size; --full-size is for segmentation. "
+            "Fix: leave it out."
+        )
+
+
 def answered(
     ask: Question, images: Sequence[Path], out: Path | None = None, full_size: bool = False
 ) -> Table:
     """What the run says of the images, as its task has it; with ``out``, also as files."""
+    require_answerable(ask.data, full_size)
     if ask.data.task == "segmentation":
         return segmented(ask, images, out, full_size)
-    if ask.data.task != "classification":
-        raise ValueError(
-            f"the run is one of {ask.data.task} ({ask.data.name}); predict shows classes of images. Fix: "
-            "in Python, lpbnn.engine.run.load_run and lpbnn.predict."
-        )
-    if full_size:
-        raise ValueError(
-            "the run is one of classification, which knows one size; --full-size is for segmentation. "
-            "Fix: leave it out."
-        )
-    return classified(ask, images, out)
+    return (estimated if ask.data.task == "regression" else classified)(ask, images, out)
 
 
 def classified(ask: Question, images: Sequence[Path], out: Path | None = None) -> Table:
@@ -82,29 +83,62 @@ def classified(ask: Question, images: Sequence[Path], out: Path | None = None) -
 
     With ``out``, a .csv or .json file, also the probability of every class, as exact as it was computed.
     """
-    kind = out.suffix.lower() if out is not None else ""
-    if out is not None and kind not in WRITERS:
-        raise ValueError(
-            f"{out} is neither a {' nor a '.join(WRITERS)} file, which the answers of a classification run "
-            "are written to. Fix: -o answers.csv"
-        )
-    if out is not None:
-        _require_folder(out.parent)
+    _require_writable(out, ask.data.task)
     p = ask(read_images(images, ask.data.shape))
     score = ask.model.score(p)  # the method's own measure of strangeness
     numbers = torch.stack([p.confidence, p.total, p.aleatoric, p.epistemic, score], 1).tolist()
-    labels = [ask.classes[int(label)] for label in p.labels]
-    table = Table(Column("image", overflow="fold"), *COLUMNS)
     answers: list[Answer] = []
-    for path, label, row, probs in zip(images, labels, numbers, p.probs.tolist(), strict=True):
-        table.add_row(escape(str(path)), escape(label), *(f"{value:.3f}" for value in row))
-        answer: Answer = {"file": str(path), **dict(zip(COLUMNS, (label, *row), strict=True))}
+    for path, label, row, probs in zip(images, p.labels, numbers, p.probs.tolist(), strict=True):
+        values = (str(path), ask.classes[int(label)], *row)
+        answer: Answer = dict(zip(("file", *COLUMNS), values, strict=True))
         answers.append(answer | {"probabilities": dict(zip(ask.classes, probs, strict=True))})
+    return _tabled(answers, ".3f", out, ", with the probability of every class")
+
+
+def estimated(ask: Question, images: Sequence[Path], out: Path | None = None) -> Table:
+    """The number that every image is said to have, and its standard deviation, in the targets' own unit.
+
+    The variance is the sum of an aleatoric and an epistemic one. Several targets are numbered from 1.
+    """
+    _require_writable(out, ask.data.task)
+    p = ask(read_images(images, ask.data.shape))
+    spreads = {"std": p.total, "aleatoric_std": p.aleatoric, "epistemic_std": p.epistemic}
+    parts = {"mean": p.mean * ask.data.target_std + ask.data.target_mean}
+    parts |= {name: part.sqrt() * ask.data.target_std for name, part in spreads.items()}
+    targets = range(p.mean.shape[1])
+    names = [f"{name} {k + 1}" if len(targets) > 1 else name for k in targets for name in parts]
+    columns = [part[:, k] for k in targets for part in parts.values()]
+    rows = torch.stack([*columns, ask.model.score(p)], 1).tolist()
+    answers = [
+        dict(zip(("file", *names, "score"), (str(path), *row), strict=True))
+        for path, row in zip(images, rows, strict=True)
+    ]
+    return _tabled(answers, ".4g", out)
+
+
+def _tabled(answers: Sequence[Answer], digits: str, out: Path | None, more: str = "") -> Table:
+    """Answers for the terminal; and as a file, with ``more`` in it."""
+    _, *columns = (name for name in answers[0] if name != "probabilities")
+    table = Table(Column("image", overflow="fold"), *columns)
+    for answer in answers:
+        row = (answer[name] for name in ("file", *columns))
+        table.add_row(*(escape(x) if isinstance(x, str) else format(x, digits) for x in row))
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(WRITERS[kind](answers), encoding="utf-8", newline="")
-        table.caption = f"Written to {escape(str(out))}, with the probability of every class"
+        out.write_text(WRITERS[out.suffix.lower()](answers), encoding="utf-8", newline="")
+        table.caption = f"Written to {escape(str(out))}{more}"
     return table
+
+
+def _require_writable(out: Path | None, task: str) -> None:
+    if out is None:
+        return
+    if out.suffix.lower() not in WRITERS:
+        raise ValueError(
+            f"{out} is neither a {' nor a '.join(WRITERS)} file, which the answers of a {task} run "
+            "are written to. Fix: -o answers.csv"
+        )
+    _require_folder(out.parent)
 
 
 def _require_folder(path: Path) -> None:
@@ -116,12 +150,11 @@ def _require_folder(path: Path) -> None:
 def _csv(answers: Sequence[Answer]) -> str:
     """One line for each image; the probability of class cat is in column p(cat)."""
     text = io.StringIO()
-    probabilities = [f"p({name})" for name in answers[0]["probabilities"]]
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["file", *COLUMNS, *probabilities])
-    for answer in answers:
-        row = [answer[name] for name in ("file", *COLUMNS)]
-        writer.writerow([*row, *answer["probabilities"].values()])
+    flat = [dict(answer) for answer in answers]
+    for row in flat:
+        row |= {f"p({name})": value for name, value in row.pop("probabilities", {}).items()}
+    writer.writerows([flat[0].keys(), *(row.values() for row in flat)])
     return text.getvalue()
 
 
@@ -168,72 +201,17 @@ def segmented(
             out.mkdir(parents=True, exist_ok=True)
             named: dict[str, Any] = {"classes": np.array(ask.classes), **arrays}
             np.savez_compressed(out / f"{name}.npz", **named)
-            overview(picture.numpy(), arrays, ask.classes).savefig(out / f"{name}.png")
+            maps.overview(picture.numpy(), arrays, ask.classes).savefig(out / f"{name}.png")
     table.caption = f"means over the pixels; unsure: confidence below {UNSURE}; epistemic in nats"
     if out is not None:
         table.caption += f". Maps: {escape(str(out))}/NAME.png, as numbers NAME.npz"
     return table
 
 
-def overview(picture: np.ndarray, arrays: dict[str, np.ndarray], classes: Sequence[str]) -> Figure:
-    """Input and classes above, confidence and epistemic uncertainty below, each with its key."""
-    rows, columns = arrays["labels"].shape
-    wide = 6.0  # inches of a map
-    tall = wide * rows / columns
-    colours = maps.palette(classes, len(classes))
-    there = _shares(arrays["labels"])
-    lines = -(-len(there) // 7)
-    figure = Figure((2 * wide + 1.2, 2 * tall + 0.9 + 0.25 * lines), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    top, bottom = figure.subplots(2, 2)
-    _map(top[0], np.moveaxis(picture, 0, -1), "input")
-    _map(top[1], colours[arrays["labels"]], "predicted class")
-    kind, title = "epistemic", "epistemic uncertainty: what the members disagree about"
-    if not arrays[kind].any():
-        kind, title = "aleatoric", "uncertainty: entropy (one network has no epistemic part)"
-    end = maps.round_top(arrays[kind])
-    sure = "confidence: probability of the predicted class"
-    _scaled(bottom[0], arrays["confidence"], 1.0, maps.SURE, sure, "dark: unsure")
-    _scaled(bottom[1], arrays[kind], end, maps.UNSURE, title, "nats; dark: unsure")
-    patches = []
-    for number, share in there.items():
-        red, green, blue = (float(part) / 255 for part in colours[number])
-        text = f"{classes[number]} {_percent(share)}"
-        patches.append(Patch(facecolor=(red, green, blue), edgecolor="0.7", label=text))
-    figure.legend(handles=patches, loc="outside lower center", ncols=7, frameon=False, fontsize=10)
-    return figure
-
-
-def _scaled(axes: Axes, values: np.ndarray, top: float, scale: str, title: str, unit: str) -> None:
-    """A map of numbers with its scale, as tall as the map."""
-    _map(axes, np.asarray(maps.shaded(values, top, scale).convert("RGB")), title)
-    beside = axes.inset_axes((1.02, 0.0, 0.025, 1.0))
-    bar = axes.figure.colorbar(ScalarMappable(Normalize(0, top), scale), cax=beside)
-    bar.set_label(unit, fontsize=9)
-    bar.ax.tick_params(labelsize=9)
-
-
-def _map(axes: Axes, pixels: np.ndarray, title: str) -> None:
-    axes.imshow(pixels, interpolation="nearest")
-    axes.set_title(title, fontsize=11, loc="left")
-    axes.set_axis_off()
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= 0.01 else "< 1 %"
-
-
-def _shares(labels: np.ndarray) -> dict[int, float]:
-    """The classes that occur and their shares of the pixels, the largest first."""
-    numbers, counts = np.unique(labels, return_counts=True)
-    order = np.argsort(-counts, kind="stable")
-    return {int(numbers[i]): float(counts[i] / labels.size) for i in order}
-
-
 def _largest(labels: np.ndarray, classes: Sequence[str]) -> str:
     """The classes with the most pixels."""
-    found = list(_shares(labels).items())[:SHOWN]
-    return ", ".join(f"{classes[number]} {_percent(share)}" for number, share in found)
+    found = list(maps.shares(labels).items())[:SHOWN]
+    return ", ".join(f"{classes[number]} {maps.percent(share)}" for number, share in found)
 
 
 def _require_sizes(ask: Question, images: Sequence[Path], full_size: bool) -> None:

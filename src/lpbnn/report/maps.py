@@ -4,6 +4,12 @@ from collections.abc import Sequence
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from PIL import Image
 
 WIDEST = 240  # pixels of a map in the page
@@ -110,3 +116,59 @@ def round_top(values: np.ndarray) -> float:
     high = float(np.quantile(values, 0.995)) if values.size else 0.0
     steps = [round(m * 10.0**e, 2) for e in (-2, -1, 0, 1) for m in (1, 2, 5)]
     return next((step for step in steps if step >= high), high)
+
+
+def overview(picture: np.ndarray, arrays: dict[str, np.ndarray], classes: Sequence[str]) -> Figure:
+    """Input and classes above, confidence and epistemic uncertainty below, each with its key."""
+    rows, columns = arrays["labels"].shape
+    wide = 6.0  # inches of a map
+    tall = wide * rows / columns
+    colours = palette(classes, len(classes))
+    there = shares(arrays["labels"])
+    lines = -(-len(there) // 7)
+    figure = Figure((2 * wide + 1.2, 2 * tall + 0.9 + 0.25 * lines), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    top, bottom = figure.subplots(2, 2)
+    _map(top[0], np.moveaxis(picture, 0, -1), "input")
+    _map(top[1], colours[arrays["labels"]], "predicted class")
+    kind, title = "epistemic", "epistemic uncertainty: what the members disagree about"
+    if not arrays[kind].any():
+        kind, title = "aleatoric", "uncertainty: entropy (one network has no epistemic part)"
+    end = round_top(arrays[kind])
+    sure = "confidence: probability of the predicted class"
+    _scaled(bottom[0], arrays["confidence"], 1.0, SURE, sure, "dark: unsure")
+    _scaled(bottom[1], arrays[kind], end, UNSURE, title, "nats; dark: unsure")
+    patches = []
+    for number, share in there.items():
+        red, green, blue = (float(part) / 255 for part in colours[number])
+        text = f"{classes[number]} {percent(share)}"
+        patches.append(Patch(facecolor=(red, green, blue), edgecolor="0.7", label=text))
+    figure.legend(handles=patches, loc="outside lower center", ncols=7, frameon=False, fontsize=10)
+    return figure
+
+
+def _scaled(axes: Axes, values: np.ndarray, top: float, scale: str, title: str, unit: str) -> None:
+    """A map of numbers with its scale, as tall as the map."""
+    _map(axes, np.asarray(shaded(values, top, scale).convert("RGB")), title)
+    beside = axes.inset_axes((1.02, 0.0, 0.025, 1.0))
+    bar = axes.figure.colorbar(ScalarMappable(Normalize(0, top), scale), cax=beside)
+    bar.set_label(unit, fontsize=9)
+    bar.ax.tick_params(labelsize=9)
+
+
+def _map(axes: Axes, pixels: np.ndarray, title: str) -> None:
+    axes.imshow(pixels, interpolation="nearest")
+    axes.set_title(title, fontsize=11, loc="left")
+    axes.set_axis_off()
+
+
+def percent(share: float) -> str:
+    """A share of the pixels, rounded; one that is there is never 0."""
+    return f"{100 * share:.0f} %" if share >= 0.01 else "< 1 %"
+
+
+def shares(labels: np.ndarray) -> dict[int, float]:
+    """The classes that occur and their shares of the pixels, the largest first."""
+    numbers, counts = np.unique(labels, return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    return {int(numbers[i]): float(counts[i] / labels.size) for i in order}
