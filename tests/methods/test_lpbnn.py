@@ -315,6 +315,34 @@ def test_a_compiled_loss_has_the_uncompiled_ones_value_and_gradients(noise: str)
         torch.testing.assert_close(mine.grad, theirs.grad, msg=name)
 
 
+@pytest.mark.parametrize("noise", ["pass", "example"])
+def test_a_stage_that_spreads_late_is_compiled_for_a_repeated_batch(noise: str) -> None:
+    """Its layers get the batch as it is, and an r for every row of the members."""
+
+    class Views(nn.Module):
+        spread_late = True  # as DeepLab's ASPP
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Conv2d(4, 5, 3, padding=1), nn.Conv2d(4, 5, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.one(x) + self.other(x)
+
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), Views(), nn.ReLU(), nn.Conv2d(5, 6, 1))
+    options = {"noise": noise, "batch_mode": "repeat", "exclude": "0", "latent": 4}
+    model = lpbnn.build(net, "lpbnn", task="segmentation", members=3, num_data=50, **options)
+    model = model.double()
+    compiled = torch.compile(model.loss, backend="eager", fullgraph=True)
+    x, y = torch.randn(4, 3, 6, 6).double(), torch.randint(6, (4, 4, 4))
+    terms = []
+    for loss in (model.loss, compiled):
+        torch.manual_seed(3)
+        terms.append(loss(x, y))
+    torch._dynamo.reset()
+    torch.testing.assert_close(*terms)
+
+
 class Mean(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.mean(-1)
