@@ -154,7 +154,7 @@ class FastWeight(Wrapper):
     def _current_draw(self) -> Draw:
         if self._held is not None:
             return self._held
-        if self._last is not None and not torch.compiler.is_compiling() and _in_backward():
+        if self._last is not None and not torch.compiler.is_compiling() and in_backward():
             return self._last  # a checkpointed block, computed again: the same network as before
         return self.draw()
 
@@ -289,5 +289,6 @@ def with_biases(
     ]
 
 
-def _in_backward() -> bool:
+def in_backward() -> bool:
+    """Whether a gradient is being computed: a call now is that of a checkpointed block, made again."""
     return torch._C._current_graph_task_id() != -1
