@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lpbnn
@@ -119,6 +119,16 @@ def test_predictions_that_overflow_count_as_divergence(
     monkeypatch.setattr(Model, "after_step", swell)
     one_step = make(batch_size=200)
     assert trained(one_step, splits)[1].diverged == 1
+
+
+def test_a_mask_of_infinities_is_no_divergence(make: Make, splits: Splits) -> None:
+    """A causal mask is kept as a buffer by many a network, in its state dict or not."""
+    config = make("lpbnn")
+    model = build_model(config, DataInfo.of(splits))
+    for name, kept in (("mask", True), ("other_mask", False)):
+        mask = nn.Transformer.generate_square_subsequent_mask(3)
+        model.net.register_buffer(name, mask, persistent=kept)
+    assert fit(model, splits, config).diverged is None
 
 
 class Reads(TorchDispatchMode):
