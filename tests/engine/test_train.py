@@ -131,6 +131,15 @@ def test_a_mask_of_infinities_is_no_divergence(make: Make, splits: Splits) -> No
     assert fit(model, splits, config).diverged is None
 
 
+def test_one_example_left_over_at_the_end_stops_no_batch_norm(make: Make, splits: Splits) -> None:
+    """Training leaves it out (drop_last); tradi's drawn networks see all of the data once more."""
+    part = replace(splits, train=splits.train.take(slice(193)))
+    widths = nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10)
+    model = lpbnn.build(nn.Sequential(nn.Flatten(), *widths), "tradi")
+    fit(model, part, make("tradi", drop_last=True, batch_size=64))
+    assert model.members == 4
+
+
 class Reads(TorchDispatchMode):
     """Counts how often a number is fetched from the device."""
 
