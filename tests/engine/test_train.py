@@ -335,5 +335,10 @@ def test_a_checkpoint_from_another_device_does_not_decide_how_steps_are_made(
 def test_parts_of_a_sequential_are_found_by_their_numbers() -> None:
     model = lpbnn.build(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)), "mcp")
     assert len(matching(model, "0.*")) == 2
+
+    class Chain(nn.ModuleList):
+        """A list that is one network, not several."""
+
+    assert len(matching(lpbnn.build(Chain([nn.Linear(2, 2), nn.Linear(2, 2)]), "mcp"), "0.*")) == 2
     with pytest.raises(ValueError, match="matches no parameter"):
         matching(model, "weight")
