@@ -177,6 +177,7 @@ def held(
     """Within this block every layer uses its given noise: one network, any number of calls."""
     for layer, noise in zip(layers, noises, strict=True):
         layer._noise, layer._flip = noise, flip
+        layer._last = None  # as large as the network: not kept beside that of the next pass
     try:
         yield
     finally:
