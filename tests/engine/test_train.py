@@ -121,6 +121,20 @@ def test_predictions_that_overflow_count_as_divergence(
     assert trained(one_step, splits)[1].diverged == 1
 
 
+def test_variances_that_overflow_count_as_divergence(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def swell(self: Model, lr: float) -> None:
+        with torch.no_grad():
+            *_, weight, bias = self.parameters()
+            for spread in (weight[1:], bias[1:]):
+                spread.fill_(torch.finfo().max)  # finite, but not their sum
+
+    monkeypatch.setattr(Model, "after_step", swell)
+    one_step = make(data="diabetes", batch_size=1000)
+    assert trained(one_step, data.load("diabetes"))[1].diverged == 1
+
+
 def test_a_mask_of_infinities_is_no_divergence(make: Make, splits: Splits) -> None:
     """A causal mask is kept as a buffer by many a network, in its state dict or not."""
     config = make("lpbnn")
