@@ -289,6 +289,12 @@ def test_bad_options(option: str, value: object) -> None:
         built(**{option: value})
 
 
+def test_the_weight_of_the_kl_of_much_data_is_not_lost_in_half_precision() -> None:
+    model = lpbnn.build(nn.Sequential(nn.Linear(3, 2)), "lpbnn", num_data=10**8)
+    expected = model.penalties()["kl"]
+    torch.testing.assert_close(model.half().penalties()["kl"], expected, rtol=1e-2, atol=0)
+
+
 def test_a_number_of_numpy_is_a_number() -> None:
     model = built(log_variance=np.float32(-1))
     assert model.layers[0].factors.encoder.bias[32:].mean().item() == -1

@@ -1,4 +1,4 @@
-"""Running averages stay in float32 at least, whatever precision their network is cast to."""
+"""Running averages and small weights stay in float32 at least, whatever their network is cast to."""
 
 from collections.abc import Callable
 from typing import Self
