@@ -41,6 +41,25 @@ def test_weights_are_kept_and_undo_gives_the_network_back_bit_for_bit(
     assert not converted(net)
 
 
+class Chain(nn.ModuleList):
+    """A network that is a list of its layers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self:
+            x = layer(x)
+        return x
+
+
+def test_undo_gives_back_a_list_of_layers_whole() -> None:
+    """Only a deep ensemble's list is one of networks, of which the first was given."""
+    net = Chain([nn.Linear(4, 6), nn.Linear(6, 3)])
+    assert lpbnn.undo(lpbnn.build(net, "batchensemble")) is net
+    parts = nn.ModuleList([nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4))])
+    convert(parts, fast)
+    assert lpbnn.undo(parts) is parts
+    assert converted(net) == converted(parts) == []
+
+
 @pytest.mark.parametrize("kind", [Mlp, ConvNet, ResNet])
 def test_one_member_with_unit_factors_is_the_plain_network_to_the_last_bit(kind: type) -> None:
     net = settle(kind()).double()

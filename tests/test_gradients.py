@@ -1,6 +1,7 @@
 """Gradients: of blocks that are computed again, of frozen weights, at the rate of fast ones."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +13,21 @@ import lpbnn
 
 
 @pytest.mark.parametrize(
-    ("method", "reentrant"),
-    [("lpbnn", False), ("rank1", False), ("batchensemble", False), ("batchensemble", True)],
+    ("method", "reentrant", "options"),
+    [
+        ("lpbnn", False, {}),
+        ("rank1", False, {}),
+        ("batchensemble", False, {}),
+        ("batchensemble", True, {}),
+        ("meanfield", False, {"std": 0.3}),
+        ("meanfield", True, {"std": 0.3}),
+        ("meanfield", False, {"std": 0.3, "flipout": True}),
+        ("meanfield", True, {"std": 0.3, "flipout": True}),
+    ],
 )
-def test_checkpointed_blocks_compute_the_same_network_again(method: str, reentrant: bool) -> None:
+def test_checkpointed_blocks_compute_the_same_network_again(
+    method: str, reentrant: bool, options: dict[str, Any]
+) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -30,7 +42,7 @@ def test_checkpointed_blocks_compute_the_same_network_again(method: str, reentra
                 x = torch.tanh(self.b(x))
             return self.head(x)
 
-    model = lpbnn.build(Net(), method, num_data=10).double()
+    model = lpbnn.build(Net(), method, num_data=10, **options).double()
     x, y = torch.randn(8, 5).double(), torch.randint(3, (8,))
     gradients = []
     for checkpointed in (False, True):

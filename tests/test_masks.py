@@ -161,3 +161,51 @@ def test_a_model_that_was_pickled_before_masks_were_known_still_answers(method: 
     model = lpbnn.build(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), method, num_data=9)
     del model._masks
     assert lpbnn.predict(model, torch.randn(5, 4)).probs.shape == (5, 3)
+
+
+class ByHead(nn.Module):
+    """A transformer that is given a mask of every example and head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+
+    def forward(self, x: Tensor, src_mask: Tensor) -> Tensor:
+        return self.head(self.layer(self.embed(x), src_mask=src_mask).mean(1))
+
+
+def masked(batch: int) -> dict[str, Tensor]:
+    mask = torch.rand(2 * batch, TIME, TIME) < 0.5
+    mask[..., 0] = False  # one key at least
+    return {"x": torch.randn(batch, TIME, 4).double(), "src_mask": mask}
+
+
+@pytest.mark.parametrize("method", ["mcp", "ensemble", "batchensemble", "lpbnn"])
+@pytest.mark.parametrize("chunk", [1, 3, 4, 5, 6])
+def test_a_mask_by_head_is_cut_with_the_examples(method: str, chunk: int) -> None:
+    """Four rows of two members were taken for the four examples of the mask."""
+    some = {"members": 2} if method != "mcp" else {}
+    some |= {"exclude": "embed"} if method in ("batchensemble", "lpbnn") else {}
+    model = lpbnn.build(ByHead().double(), method, num_data=10, **some)
+    call = masked(4)
+    expected = lpbnn.predict(model, call, seed=0).members
+    found = lpbnn.predict(model, call, seed=0, chunk=chunk).members
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_a_mask_of_attention_is_no_batch_of_an_ensemble() -> None:
+    model = lpbnn.build(ByHead().double(), "ensemble", members=2)
+    call = {"x": inputs(TIME)[0], "src_mask": torch.full((TIME, TIME), True).triu(1)}
+    expected = lpbnn.predict(model, call).members
+    found = lpbnn.predict(model, call, chunk=4).members
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 4, 5])
+def test_a_mask_by_head_is_dealt_out_with_the_examples(batch: int) -> None:
+    """In training too, where the members' shares of a batch are not equal: the first come again."""
+    model = lpbnn.build(ByHead().double(), "batchensemble", members=2, spread=0.0).train()
+    call, y = masked(batch), torch.arange(batch) % 3
+    plain = lpbnn.build(copy.deepcopy(lpbnn.undo(copy.deepcopy(model))), "mcp").train()
+    torch.testing.assert_close(model.loss(call, y)["nll"], plain.loss(call, y)["nll"])

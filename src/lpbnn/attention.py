@@ -135,10 +135,11 @@ def _merged_mask(mask: Tensor | None, padding: Tensor | None, like: Tensor) -> T
         merged = additive(mask)
         if (
             merged.dim() == 3
-        ):  # (B * heads, queries, keys); the rows may be B examples for J members
+        ):  # (B * heads, queries, keys), and the rows are B examples for J members
             rows, heads = like.shape[:2]
             merged = merged.unflatten(0, (-1, heads))
-            merged = merged.repeat(rows // merged.shape[0], 1, 1, 1)
+            if merged.shape[0] != rows:  # dealt out as the examples are: lpbnn.members.spread
+                merged = merged[torch.arange(rows, device=merged.device) % merged.shape[0]]
     if padding is not None:
         padded = additive(padding)[:, None, None, :]
         merged = padded if merged is None else merged + padded

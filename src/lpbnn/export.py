@@ -96,9 +96,8 @@ def undo(model: nn.Module) -> nn.Module:
         True
     """
     net = model.net if isinstance(model, Model) else model
-    if isinstance(
-        net, nn.ModuleList
-    ):  # a deep ensemble: its first member is the network it was given
+    # A deep ensemble: its first member is the network it was given. Other lists are networks themselves.
+    if isinstance(model, Model) and type(net) is nn.ModuleList:
         net = net[0]
     remove_hooks(net)
     sum_by_rows(net, False)

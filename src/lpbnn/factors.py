@@ -27,8 +27,13 @@ INITS: tuple[str, ...] = get_args(Init)
 def initial(members: int, width: int, spread: float, init: Init) -> Tensor:
     """Fast weights before training: N(1, spread^2), or random signs +-1 (for large data sets)."""
     if init == "signs":
-        return torch.randint(0, 2, (members, width)).float() * 2 - 1
-    return 1 + spread * torch.randn(members, width)
+        return torch.randint(0, 2, (members, width)).to(initial_dtype()) * 2 - 1
+    return 1 + spread * torch.randn(members, width, dtype=initial_dtype())
+
+
+def initial_dtype() -> torch.dtype:
+    """Torch's default, and float32 where that is half: there is no singular value decomposition in half."""
+    return torch.promote_types(torch.get_default_dtype(), torch.float32)
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:

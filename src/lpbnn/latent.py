@@ -93,8 +93,9 @@ class LatentFactors(Factors):
         else:
             self.register_buffer("r", r)
         self.s = nn.Parameter(initial(members, outputs, spread, init))
-        self.encoder = nn.Linear(inputs, 2 * latent)  # rows: the mean, then the log variance
-        self.decoder = nn.Linear(latent, inputs)
+        # rows: the mean, then the log variance
+        self.encoder = nn.Linear(inputs, 2 * latent, dtype=r.dtype)
+        self.decoder = nn.Linear(latent, inputs, dtype=r.dtype)
         with torch.no_grad():
             apart = float((r - 1).square().mean().sqrt().clamp_min(0.01))
             self.encoder.weight[:latent].normal_(std=1 / apart)  # mu ~ N(0, 1), however close the r

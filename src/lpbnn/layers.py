@@ -138,12 +138,12 @@ class FastWeight(Wrapper):
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         draw = self._current_draw()
         members = draw.members
+        own_weights = draw.r.shape[0] == members  # else a row has its own: no weight is shared
         if self._late and members > 1 and x.shape[0] * members == self._rows:
-            if self._is_one_product and not args and not kwargs:
+            if own_weights and self._is_one_product and not args and not kwargs:
                 return self._by_all_members(x, draw)
             x = spread(x, members)
         self._check_rows(x, members)
-        own_weights = draw.r.shape[0] == members  # else a row has its own: no weight is shared
         if own_weights and (members == 1 or self._cheaper_by_weights(x, members)) and self.known:
             return self._by_member_weights(x, draw, *args, **kwargs)
         if not args and not kwargs and (how := self._fast_geometry(x)) is not None:
@@ -154,7 +154,7 @@ class FastWeight(Wrapper):
     def _current_draw(self) -> Draw:
         if self._held is not None:
             return self._held
-        if self._last is not None and not torch.compiler.is_compiling() and _in_backward():
+        if self._last is not None and not torch.compiler.is_compiling() and in_backward():
             return self._last  # a checkpointed block, computed again: the same network as before
         return self.draw()
 
@@ -289,5 +289,6 @@ def with_biases(
     ]
 
 
-def _in_backward() -> bool:
+def in_backward() -> bool:
+    """Whether a gradient is being computed: a call now is that of a checkpointed block, made again."""
     return torch._C._current_graph_task_id() != -1

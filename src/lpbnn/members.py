@@ -141,6 +141,8 @@ def mask_places(module: nn.Module) -> Places:
         >>> mask_places(nn.TransformerEncoderLayer(4, 2))
         [(1, 'src_mask')]
     """
+    if type(module) is nn.ModuleList and len(module):  # networks that all take the same
+        module = module[0]
     try:
         names = list(inspect.signature(module.forward).parameters)
     except (TypeError, ValueError):  # no Python function
@@ -160,6 +162,15 @@ def masks_given(places: Places, args: Sequence[Any], kwargs: dict[str, Any]) -> 
     given = [args[i] if i < len(args) else kwargs.get(name) for i, name in places]
     masks = [mask for mask in given if isinstance(mask, Tensor) and mask.dim() == 2]
     return [mask for mask in masks if mask.shape[0] == mask.shape[1]]
+
+
+def masks_by_head(
+    places: Places, args: Sequence[Any], kwargs: dict[str, Any], batch: int
+) -> list[Tensor]:
+    """Those of the masks that are of every example and head, (batch * heads, queries, keys)."""
+    given = [args[i] if i < len(args) else kwargs.get(name) for i, name in places]
+    masks = [mask for mask in given if isinstance(mask, Tensor) and mask.dim() == 3]
+    return [m for m in masks if m.shape[0] != batch and m.shape[0] % batch == 0]
 
 
 def spread_tree(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from lpbnn.members import is_batched, mask_places, masks_given
+from lpbnn.members import is_batched, mask_places, masks_by_head, masks_given
 from lpbnn.model import LossStep, Model, as_call, at_least_one, batch_size, walk
 from lpbnn.prediction import Prediction, Strips, merge
 
@@ -64,13 +64,15 @@ def predict(
     batch = batch_size(args, kwargs)
     width, step = _portions(batch, model, samples, chunk)
     step = _unmistakable(step, batch, (args, kwargs))
-    masks = masks_given(mask_places(model.net), args, kwargs)
+    places = mask_places(model.net)
+    masks = masks_given(places, args, kwargs)
+    by_head = masks_by_head(places, args, kwargs, batch)
     sums: list[Strips] = []
     with evaluating(model), seeded(seed, generator, model), torch.no_grad():
         for run in model.passes(samples, width):
             for index, start in enumerate(range(0, batch, step)):
                 part_args, part_kwargs = _part(
-                    (args, kwargs), batch, slice(start, start + step), masks
+                    (args, kwargs), batch, slice(start, start + step), masks, by_head
                 )
                 if index == len(sums):
                     sums.append(Strips(model.task, keep_members))
@@ -120,11 +122,15 @@ def _unmistakable(step: int, batch: int, call: Any) -> int:
     return step
 
 
-def _part(call: Any, batch: int, rows: slice, masks: Sequence[Tensor]) -> Any:
+def _part(
+    call: Any, batch: int, rows: slice, masks: Sequence[Tensor], by_head: Sequence[Tensor]
+) -> Any:
     if rows.start == 0 and rows.stop >= batch:
         return call
 
     def cut(x: Tensor) -> Tensor:
+        if any(x is mask for mask in by_head):
+            return x.unflatten(0, (batch, -1))[rows].flatten(0, 1)
         return x[rows] if is_batched(x, batch, masks) else x
 
     return tree_map_only(Tensor, cut, call)

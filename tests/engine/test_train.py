@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lpbnn
@@ -119,6 +119,39 @@ def test_predictions_that_overflow_count_as_divergence(
     monkeypatch.setattr(Model, "after_step", swell)
     one_step = make(batch_size=200)
     assert trained(one_step, splits)[1].diverged == 1
+
+
+def test_variances_that_overflow_count_as_divergence(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def swell(self: Model, lr: float) -> None:
+        with torch.no_grad():
+            *_, weight, bias = self.parameters()
+            for spread in (weight[1:], bias[1:]):
+                spread.fill_(torch.finfo().max)  # finite, but not their sum
+
+    monkeypatch.setattr(Model, "after_step", swell)
+    one_step = make(data="diabetes", batch_size=1000)
+    assert trained(one_step, data.load("diabetes"))[1].diverged == 1
+
+
+def test_a_mask_of_infinities_is_no_divergence(make: Make, splits: Splits) -> None:
+    """A causal mask is kept as a buffer by many a network, in its state dict or not."""
+    config = make("lpbnn")
+    model = build_model(config, DataInfo.of(splits))
+    for name, kept in (("mask", True), ("other_mask", False)):
+        mask = nn.Transformer.generate_square_subsequent_mask(3)
+        model.net.register_buffer(name, mask, persistent=kept)
+    assert fit(model, splits, config).diverged is None
+
+
+def test_one_example_left_over_at_the_end_stops_no_batch_norm(make: Make, splits: Splits) -> None:
+    """Training leaves it out (drop_last); tradi's drawn networks see all of the data once more."""
+    part = replace(splits, train=splits.train.take(slice(193)))
+    widths = nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10)
+    model = lpbnn.build(nn.Sequential(nn.Flatten(), *widths), "tradi")
+    fit(model, part, make("tradi", drop_last=True, batch_size=64))
+    assert model.members == 4
 
 
 class Reads(TorchDispatchMode):
@@ -316,5 +349,10 @@ def test_a_checkpoint_from_another_device_does_not_decide_how_steps_are_made(
 def test_parts_of_a_sequential_are_found_by_their_numbers() -> None:
     model = lpbnn.build(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)), "mcp")
     assert len(matching(model, "0.*")) == 2
+
+    class Chain(nn.ModuleList):
+        """A list that is one network, not several."""
+
+    assert len(matching(lpbnn.build(Chain([nn.Linear(2, 2), nn.Linear(2, 2)]), "mcp"), "0.*")) == 2
     with pytest.raises(ValueError, match="matches no parameter"):
         matching(model, "weight")

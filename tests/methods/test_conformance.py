@@ -59,6 +59,22 @@ def fit(model: lpbnn.Model, steps: int, size: int = 32, lr: float = 0.05) -> lis
     return losses
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("method", NAMES)
+def test_built_where_another_precision_is_the_default(method: str, dtype: torch.dtype) -> None:
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(dtype)
+        signs = [{"init": "signs"}] if method in ("lpbnn", "batchensemble", "rank1") else []
+        for options in ({}, *signs):
+            net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, CLASSES))
+            model = lpbnn.build(net, method, num_data=100, **options)
+            model.loss(torch.randn(6, 4), torch.arange(6) % CLASSES)["loss"].backward()
+            assert lpbnn.predict(model, torch.randn(2, 4)).probs.isfinite().all()
+    finally:
+        torch.set_default_dtype(before)
+
+
 @pytest.mark.parametrize("method", NAMES)
 def test_the_file_keeps_the_contract(method: str) -> None:
     module = methods.load(method)

@@ -289,6 +289,12 @@ def test_bad_options(option: str, value: object) -> None:
         built(**{option: value})
 
 
+def test_the_weight_of_the_kl_of_much_data_is_not_lost_in_half_precision() -> None:
+    model = lpbnn.build(nn.Sequential(nn.Linear(3, 2)), "lpbnn", num_data=10**8)
+    expected = model.penalties()["kl"]
+    torch.testing.assert_close(model.half().penalties()["kl"], expected, rtol=1e-2, atol=0)
+
+
 def test_a_number_of_numpy_is_a_number() -> None:
     model = built(log_variance=np.float32(-1))
     assert model.layers[0].factors.encoder.bias[32:].mean().item() == -1
@@ -313,6 +319,34 @@ def test_a_compiled_loss_has_the_uncompiled_ones_value_and_gradients(noise: str)
     found["loss"].backward()
     for (name, mine), theirs in zip(other.named_parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, msg=name)
+
+
+@pytest.mark.parametrize("noise", ["pass", "example"])
+def test_a_stage_that_spreads_late_is_compiled_for_a_repeated_batch(noise: str) -> None:
+    """Its layers get the batch as it is, and an r for every row of the members."""
+
+    class Views(nn.Module):
+        spread_late = True  # as DeepLab's ASPP
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Conv2d(4, 5, 3, padding=1), nn.Conv2d(4, 5, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.one(x) + self.other(x)
+
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), Views(), nn.ReLU(), nn.Conv2d(5, 6, 1))
+    options = {"noise": noise, "batch_mode": "repeat", "exclude": "0", "latent": 4}
+    model = lpbnn.build(net, "lpbnn", task="segmentation", members=3, num_data=50, **options)
+    model = model.double()
+    compiled = torch.compile(model.loss, backend="eager", fullgraph=True)
+    x, y = torch.randn(4, 3, 6, 6).double(), torch.randint(6, (4, 4, 4))
+    terms = []
+    for loss in (model.loss, compiled):
+        torch.manual_seed(3)
+        terms.append(loss(x, y))
+    torch._dynamo.reset()
+    torch.testing.assert_close(*terms)
 
 
 class Mean(nn.Module):

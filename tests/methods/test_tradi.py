@@ -279,6 +279,24 @@ def test_the_filters_work_in_half_precision(when: str) -> None:
     assert lpbnn.predict(model, x).members.shape == (4, 2, 3)
 
 
+def test_a_step_that_a_scaler_left_out_moves_no_filter() -> None:
+    """Where gradients overflow, as they do until the scale of fp16 is found, weights stay as they are."""
+    model = build(nn.Linear(4, 3))
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    ((x, y),) = batches((4,), 8)
+    before = [p.detach().clone() for p in model.net.parameters()]
+    scaler.scale(model.loss(1e3 * x, y)["loss"]).backward()
+    scaler.step(sgd)
+    model.after_step(0.1)
+    assert not model.net[0].weight.grad.isfinite().all()
+    for moments, expected in (
+        (model.mean, before),
+        (model.variance, map(torch.zeros_like, before)),
+    ):
+        torch.testing.assert_close(list(moments.buffers()), list(expected), rtol=0, atol=0)
+
+
 def test_the_answer_does_not_depend_on_the_chunk() -> None:
     model, _ = fitted(Mlp(), (5,), members=3)
     whole = lpbnn.predict(model, x := torch.randn(4, 5)).members

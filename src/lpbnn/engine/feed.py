@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lpbnn.data import Augment, Dataset, Splits
-from lpbnn.data.augment import Drawn, Transform, batches, epoch_generator, places
+from lpbnn.data.augment import Drawn, Transform, epoch_generator, places
 from lpbnn.data.reframe import Chance, Reframe
 from lpbnn.engine.build import DataInfo
 from lpbnn.engine.config import RunConfig
@@ -198,5 +198,9 @@ class _Plain:
         self.feed = feed
 
     def __iter__(self) -> Iterator[Batch]:
-        for x, y in batches(self.feed.train, self.feed.batch_size, shuffle=False):
-            yield self.feed.prepare(x), self.feed.normalise_targets(y)
+        feed = self.feed
+        parts = places(len(feed.train), feed.batch_size)
+        if len(parts) > 1 and len(parts[-1]) == 1:  # one example alone has no statistics
+            parts[-2:] = [torch.cat(parts[-2:])]
+        for x, y in feed.train.stream(parts):
+            yield feed.prepare(x), feed.normalise_targets(y)

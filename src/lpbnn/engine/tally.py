@@ -84,7 +84,9 @@ class Tally:
         counts["examples"] += len(targets)
         counts["valid"] += len(targets) if valid is None else valid.sum()
         counts["bad"] += (~prediction.average.isfinite()).sum()
-        if self.info.task != "regression":
+        if self.info.task == "regression":  # a variance may overflow where the mean does not
+            counts["bad"] += (~prediction.aleatoric.isfinite()).sum()
+        else:
             # NaN has no bin: it is counted as bad and put into the first.
             place = (prediction.confidence.nan_to_num(0) * HISTOGRAM_BINS).long().flatten()
             place = place.clamp(0, HISTOGRAM_BINS - 1)

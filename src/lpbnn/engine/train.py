@@ -117,6 +117,7 @@ class _Loop:
         self.step = Step(self.trained, config, fabric, self.feed.batch_size // self.feed.world)
         self.training = Training()
         self.good = weights.snapshot(model)  # the last finite weights
+        self.infinite = weights.not_finite(self.trained)  # as given: a mask of attention, say
         self.saved = 0  # the epoch of the last checkpoint
         self.takes_turns = turns.are_taken(config.compile, fabric.device, fabric.world_size)
         self.waited = 0.0  # seconds of this epoch, for other runs on the same GPU
@@ -173,8 +174,8 @@ class _Loop:
     def settled(self, means: dict[str, float]) -> bool:
         """Whether what was learned is finite: all processes answer alike, and have the same model."""
         self.ranks.same_buffers(self.trained)
-        finite = all(map(math.isfinite, means.values())) and weights.is_finite(self.trained)
-        if not self.ranks.agree(finite):
+        finite = all(map(math.isfinite, means.values()))
+        if not self.ranks.agree(finite and weights.not_finite(self.trained) <= self.infinite):
             return False
         if self.sharded:
             self.model.load_state_dict(shares.whole(self.trained.state_dict()))

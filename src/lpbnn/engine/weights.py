@@ -100,12 +100,20 @@ def channels_last(model: nn.Module) -> None:
             tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
 
 
-def is_finite(model: nn.Module) -> bool:
-    """Whether every parameter and statistic is a real number; waits for the device once.
+def not_finite(model: nn.Module) -> set[str]:
+    """The parameters and statistics that hold NaN or infinity, by name; waits for the device once.
 
     Of weights that several processes share, those are looked at that are here.
+
+    >>> layer = nn.Linear(2, 1)
+    >>> layer.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
+    >>> not_finite(layer)
+    {'mask'}
     """
-    tensors = [t.detach() for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()]
-    here = [getattr(tensor, "to_local", lambda own=tensor: own)() for tensor in tensors]
-    checks = [tensor.isfinite().all() for tensor in here]
-    return not checks or bool(torch.stack(checks).all())
+    named = (*model.named_parameters(), *model.named_buffers())
+    tensors = {name: tensor.detach() for name, tensor in named if tensor.is_floating_point()}
+    if not tensors:
+        return set()
+    here = [getattr(tensor, "to_local", lambda own=tensor: own)() for tensor in tensors.values()]
+    finite = torch.stack([tensor.isfinite().all() for tensor in here]).tolist()
+    return {name for name, fine in zip(tensors, finite, strict=True) if not fine}

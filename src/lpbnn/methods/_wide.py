@@ -11,7 +11,8 @@ from lpbnn.factors import at_least_float32
 class WideBuffers(nn.Module):
     """To be inherited first: the module's own buffers are moved, but never cast to half precision.
 
-    There an average would stand still: in bfloat16, 0.999 * 13 is 13.
+    There an average would stand still: in bfloat16, 0.999 * 13 is 13. (And a weight of 1e-8 would be 0, in
+    float16.)
 
     Example:
         >>> import torch

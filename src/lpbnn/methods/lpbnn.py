@@ -48,6 +48,7 @@ from lpbnn.methods._rank_one import (
     ensemble_options,
     wrap,
 )
+from lpbnn.methods._wide import WideBuffers
 from lpbnn.model import Model, Terms, at_least_one
 
 Weighting = Literal["balanced", "equation", "authors"]
@@ -116,7 +117,7 @@ class Config(RankOneConfig):
         return max(self.log_variance, min(self.log_variance + more, 0.0))
 
 
-class LatentPosterior(FastWeightEnsemble):
+class LatentPosterior(WideBuffers, FastWeightEnsemble):  # 1 / N of a large N is 0 in float16
     """J members whose r^ is drawn from the latent posterior in every pass."""
 
     penalty_weights: Tensor  # (2, L): of the KL and of the squared error, in the stacks' order

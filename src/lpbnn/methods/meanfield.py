@@ -35,6 +35,7 @@ from torch.func import functional_call
 
 from lpbnn.convert import Conversion, Filter, convert
 from lpbnn.factors import device_of, full_precision, kl_to_standard_normal
+from lpbnn.layers import in_backward
 from lpbnn.losses import at_least_float32, check_batch
 from lpbnn.methods._rank_one import annealed, check_num_data
 from lpbnn.model import Model, Pass, Terms, as_call, at_least_one, batch_size, total, two_groups
@@ -83,6 +84,7 @@ class GaussianLayer(Wrapper):
 
     added = "the posterior"
     bias_rho: nn.Parameter | None
+    _last: "tuple[Noise, bool] | None" = None  # of the pass being differentiated: checkpoints
 
     def __init__(
         self,
@@ -109,6 +111,9 @@ class GaussianLayer(Wrapper):
         self._noise: Noise | None = None
         self._flip = False
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_noise": None, "_last": None}  # they belong to a graph, not to us
+
     def gaussians(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Mean and standard deviation of the weight and, where there is one, of the bias."""
         for mean, rho in (
@@ -133,14 +138,21 @@ class GaussianLayer(Wrapper):
         return torch.stack(parts).sum()
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        noise = self._noise if self._noise is not None else self.draw()
+        noise, flip = self._current_noise()
         weight, bias = self.layer.weight, self.layer.bias
-        if self._flip:
+        if flip:
             mean = self.layer(x, *args, **kwargs)
             perturbed = self._call(noise.weight, noise.bias, x * self._signs(x), *args, **kwargs)
             return mean + perturbed * self._signs(perturbed)
         drawn = None if noise.bias is None else bias + noise.bias  # type: ignore[operator]
         return self._call(weight + noise.weight, drawn, x, *args, **kwargs)  # type: ignore[operator]
+
+    def _current_noise(self) -> tuple[Noise, bool]:
+        if self._noise is not None:
+            return self._noise, self._flip
+        if self._last is not None and not torch.compiler.is_compiling() and in_backward():
+            return self._last  # a checkpointed block, computed again: the same network as before
+        return self.draw(), False
 
     def _call(self, weight: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
         """The layer's own computation with other weights."""
@@ -165,11 +177,26 @@ def held(
     """Within this block every layer uses its given noise: one network, any number of calls."""
     for layer, noise in zip(layers, noises, strict=True):
         layer._noise, layer._flip = noise, flip
+        layer._last = None  # as large as the network: not kept beside that of the next pass
     try:
         yield
     finally:
         for layer in layers:
             layer._noise, layer._flip = None, False
+
+
+def remember(
+    outputs: Tensor, layers: Sequence[GaussianLayer], noises: Sequence[Noise], flip: bool
+) -> None:
+    """When this pass is differentiated, blocks that are computed again use its noise."""
+    if not outputs.requires_grad or torch.compiler.is_compiling():
+        return
+
+    def again(grad: Tensor) -> None:
+        for layer, noise in zip(layers, noises, strict=True):
+            layer._last = (noise, flip)
+
+    outputs.register_hook(again)
 
 
 class MeanField(Model):
@@ -203,7 +230,9 @@ class MeanField(Model):
     def _with(self, noises: list[Noise], *args: Any, flip: bool = False, **kwargs: Any) -> Tensor:
         batch_size(args, kwargs)
         with held(self.layers, noises, flip):
-            return self.readout(self.net(*args, **kwargs)).unsqueeze(0)
+            outputs = self.readout(self.net(*args, **kwargs))
+        remember(outputs, self.layers, noises, flip)
+        return outputs.unsqueeze(0)
 
     def passes(self, samples: int, width: int) -> Iterator[Pass]:
         # One draw at a time, whatever the width: a draw is as large as the network.

@@ -148,14 +148,11 @@ class Tracked(WideBuffers, Model):
     def of_members(self, which: Iterable[int], *args: Any, **kwargs: Any) -> Tensor:
         """Outputs of the drawn networks ``which``, one after the other: memory of one."""
         drawn = self.drawn.by_name()
-        return torch.stack(
-            [
-                self.readout(
-                    functional_call(self.net, {k: v[j] for k, v in drawn.items()}, args, kwargs)
-                )
-                for j in which
-            ]
-        )
+        outputs = []
+        for j in which:
+            tensors = {name: of_all[j] for name, of_all in drawn.items()}
+            outputs.append(self.readout(functional_call(self.net, tensors, args, kwargs)))
+        return torch.stack(outputs)
 
     @property
     def is_drawn(self) -> bool:
@@ -190,18 +187,21 @@ class Tracked(WideBuffers, Model):
         weights = dict(self.net.named_parameters())
         means, variances = self.mean.by_name(), self.variance.by_name()
         known = isinstance(lr, Tensor) or lr != 0  # a tensor is not read: it may be on a GPU
-        if known and all(weights[name].grad is None for name in means):
+        gradients = [g for name in means if known and (g := weights[name].grad) is not None]
+        if known and not gradients:
             raise RuntimeError(
                 f"after_step(lr={lr!r}) reads the gradients of the step, and there are none. Fix: call "
                 "it between optimizer.step() and zero_grad(), or without lr."
             )
         self._looked = False
+        # A step with infinite gradients was none: a GradScaler left it out.
+        taken = nn.utils.get_total_norm(gradients, math.inf).isfinite()
         self.memory.copy_(1 + self.memory / (1 + self.memory * self.ratios))
         for name, mean in means.items():
             weight, variance = weights[name], variances[name]
             gain_mean, gain_variance = self.memory.to(mean).reciprocal()
             if known and weight.grad is not None:
-                step = weight.grad.to(mean.dtype) * lr
+                step = (weight.grad.to(mean.dtype) * lr).where(taken.to(mean.device), 0.0)
                 mean.sub_(step)
                 variance.addcmul_(step, step)
             mean.lerp_(weight.to(mean.dtype), gain_mean)
@@ -244,9 +244,9 @@ class Tracked(WideBuffers, Model):
         # A few numbers, from the generator of the CPU: the same networks on every device.
         theta = (self.config.frequency * torch.randn(count, device="cpu")).tolist()
         phase = (2 * math.pi * torch.rand(count, device="cpu")).tolist()
-        drawn = torch.randn(count, device="cpu").tolist()
         wave = torch.zeros_like(mean)
-        for d, z in enumerate(drawn):  # one by one: memory of one, not of D
+        heights = torch.randn(count, device="cpu").tolist()
+        for d, z in enumerate(heights):  # one by one: memory of one, not of D
             wave.add_(torch.cos(theta[d] * mean + phase[d]), alpha=z)
         return mean + (variance * (2 / count)).sqrt() * wave
 
