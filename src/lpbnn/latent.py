@@ -59,6 +59,9 @@ class LatentFactors(Factors):
     learns): then only sigma says how much r^ varies, and the KL holds it to the prior's; a D that learns
     can make the noise small whatever sigma is.
 
+    log sigma^2 is ``pace`` times what the encoder says, from the same start: SGD moves it pace^2 times as
+    quickly, without a rate of its own. At 1 it hardly leaves its start within a training.
+
     Franchi et al.: Encoding the latent posterior of Bayesian neural networks for uncertainty
     quantification, 2020.
 
@@ -71,6 +74,7 @@ class LatentFactors(Factors):
 
     r: Tensor
     s: Tensor
+    pace: float = 1.0  # here for models that an older version pickled
 
     def __init__(
         self,
@@ -84,9 +88,10 @@ class LatentFactors(Factors):
         train_r: bool = False,
         train_decoder: bool = False,
         log_variance: float = -2.0,
+        pace: float = 1.0,
     ) -> None:
         super().__init__(members, inputs, outputs)
-        self.latent = latent
+        self.latent, self.pace = latent, pace
         r = initial(members, inputs, spread, init)
         if train_r:
             self.r = nn.Parameter(r)
@@ -99,9 +104,9 @@ class LatentFactors(Factors):
         with torch.no_grad():
             apart = float((r - 1).square().mean().sqrt().clamp_min(0.01))
             self.encoder.weight[:latent].normal_(std=1 / apart)  # mu ~ N(0, 1), however close the r
-            self.encoder.weight[latent:].normal_(std=0.1)
+            self.encoder.weight[latent:].normal_(std=0.1 / pace)
             self.encoder.bias[:latent] = 0.0
-            self.encoder.bias[latent:] = log_variance
+            self.encoder.bias[latent:] = log_variance / pace
             self.decoder.weight.normal_(std=0.5)
             self.decoder.bias.fill_(1.0)
             mu = self.encoder((r - 1) / inputs**0.5)[:, :latent]
@@ -113,7 +118,7 @@ class LatentFactors(Factors):
         return f"{super().extra_repr()}, latent={self.latent}"
 
     def stack_key(self) -> tuple[object, ...]:
-        return (type(self), self.members, self.latent, self.s.device, self.s.dtype)
+        return (type(self), self.members, self.latent, self.pace, self.s.device, self.s.dtype)
 
     @classmethod
     def draw_stack(cls, many: Sequence[Factors], samples: int) -> list[tuple[Tensor, Tensor]]:
@@ -164,6 +169,8 @@ class Autoencoders:
             bias = stack(layers, "encoder.bias")
             code = (torch.cat(codes) + bias.unsqueeze(2)).mT
             self.mu, self.log_variance = code.chunk(2, dim=-1)
+            if (pace := layers[0].pace) != 1:
+                self.log_variance = pace * self.log_variance
             self.sigma = (0.5 * self.log_variance).exp()
         self.center: list[Tensor] | None = None  # r^ of the means, where a draw had it computed
 
@@ -234,7 +241,7 @@ def _runs(layers: Sequence[LatentFactors]) -> list[list[LatentFactors]]:
 
 
 class Stacks:
-    """All autoencoders of a network: one group, unless they differ in device, precision or latent size.
+    """All autoencoders of a network: one group, unless device, precision, latent size or pace differ.
 
     ``layers`` are in the groups' order, ``places`` says where each is in the order they were given in.
     """

@@ -24,6 +24,12 @@ weighting     a      b           what it is
 ``authors``   1      1 / m       the released code; unstable at large learning rates
 ============  =====  ==========  ==========================================================
 
+The noise that r^ ends with is about what ``log_variance`` gave every layer: at 1 / N the KL is too weak,
+and a training too short, for sigma to be learned. With ``kl_weight``, an a of one's own, and a larger
+``pace`` it is: NLL and KL are at rest where :math:`\sigma_i^2 = a / (a + L h_i)`, h_i the curvature of a
+member's NLL along z_i. Each layer gets the noise that it can bear, and the prior's where nobody minds
+(docs/lab-notes.md tries ``kl_weight=1/150, pace=5``).
+
 Franchi et al.: Encoding the latent posterior of Bayesian neural networks for uncertainty
 quantification, 2020.
 """
@@ -82,6 +88,8 @@ class Config(RankOneConfig):
     noise: Noise = (
         "pass"  # the training loss draws z for every "pass", or for every "example" of it
     )
+    kl_weight: float | None = None  # a; None: the weighting's
+    pace: float = 1.0  # of log sigma^2: SGD moves it so much squared as quickly
     anneal: float = 0.0  # share of the epochs over which the KL grows to its full weight
     free_bits: float = 0.0  # a layer's KL in nats, per latent number, below which it is constant
 
@@ -97,6 +105,10 @@ class Config(RankOneConfig):
             raise ValueError(f"reconstruct={self.reconstruct!r}: choose 'draws' or 'mean'.")
         at_least_one("latent", self.latent)
         check_share("anneal", self.anneal)
+        if self.kl_weight is not None and not 0 <= self.kl_weight < math.inf:
+            raise ValueError(f"kl_weight={self.kl_weight!r}: expected a number of at least 0.")
+        if not 0 < self.pace < math.inf:
+            raise ValueError(f"pace={self.pace!r}: expected a number above 0.")
         if not 0 <= self.free_bits < math.inf:
             raise ValueError(f"free_bits={self.free_bits!r}: expected a number of at least 0.")
 
@@ -122,15 +134,16 @@ class LatentPosterior(WideBuffers, FastWeightEnsemble):  # 1 / N of a large N is
 
     penalty_weights: Tensor  # (2, L): of the KL and of the squared error, in the stacks' order
     kl_weight: Tensor  # grows to 1 where the KL is annealed
-    reconstruct: Reconstruct = (
-        "draws"  # what a model did that was pickled before there was the option
-    )
+    # What a model did that was pickled before there were the options.
+    reconstruct: Reconstruct = "draws"
+    own_kl_weight: float | None = None
 
     def __init__(self, net: nn.Module, config: Config, **options: Any) -> None:
         super().__init__(net, **options)
         self.num_data = check_num_data(config.num_data, "lpbnn")
         self.weighting, self.anneal = config.weighting, config.anneal
         self.noise, self.reconstruct = config.noise, config.reconstruct
+        self.own_kl_weight = config.kl_weight
         self.free_nats = config.free_bits * config.latent
         device = device_of(self.layers[0].factors)
         self.register_buffer("penalty_weights", torch.empty(2, 0, device=device), persistent=False)
@@ -145,6 +158,8 @@ class LatentPosterior(WideBuffers, FastWeightEnsemble):  # 1 / N of a large N is
         if inputs == self._weighed:
             return
         weights = [WEIGHTINGS[self.weighting](self.num_data, width) for width in inputs]
+        if (own := self.own_kl_weight) is not None:
+            weights = [(own, b) for _, b in weights]
         self.penalty_weights = torch.tensor(weights).T.to(self.penalty_weights)
         self._weighed = inputs
 
@@ -202,6 +217,7 @@ def build(net: nn.Module, config: Config, **model_options: Any) -> Model:
             train_r=config.train_r,
             train_decoder=config.train_decoder,
             log_variance=config.log_variance_of(inputs),
+            pace=config.pace,
         )
 
     return LatentPosterior(
