@@ -87,6 +87,23 @@ def test_runs_without_the_number_do_not_count(make: Make) -> None:
     assert table.rows[0].n == 3
 
 
+def test_who_has_not_learned_is_shown_and_never_ranked(make: Make) -> None:
+    """A network that is sure of nothing has the least ECE of all."""
+    runs = [
+        make("mcp", test={**TEST, "accuracy": 0.8, "ece": 0.06}),
+        make("duq", test={**TEST, "accuracy": 0.02, "ece": 0.001}),
+        make("edl", test={**TEST, "accuracy": 0.39, "ece": 0.002}),
+        make("lpbnn", test={**TEST, "accuracy": 0.41, "ece": 0.03}),
+    ]
+    table = comparison(runs)
+    assert {row.label for row in table.rows if row.note == "not learned"} == {"DUQ", "EDL"}
+    assert {label: cell.mark for label, cell in column(table, "ece").items()} == {
+        **{"MCP": "", "DUQ": ""},
+        **{"EDL": "", "LP-BNN": "best"},
+    }
+    assert any("less than half" in said for said in table.explanations())
+
+
 def test_a_diverged_row_is_shown_and_never_ranked(make: Make) -> None:
     runs = [
         make("meanfield", diverged=3, test={**TEST, "ece": 0.001}),

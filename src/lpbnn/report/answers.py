@@ -1,4 +1,4 @@
-"""What a trained run says of single files: a table of classes, or maps with a picture to look at."""
+"""What a trained run says of single files: classes or estimates as a table, scenes as maps to look at."""
 
 import csv
 import io

@@ -17,7 +17,8 @@ HEAD = """\
 Made by `lpbnn results` from the JSON files in `{ledger}/`, one per run (command, commit, device, versions,
 seed, config, every number): not to be edited by hand, and a test makes it again. A number is the mean over
 the n runs of its row, ± their standard deviation (n - 1 in its denominator; none for a single run). The
-best of a column is **bold**, the second best _slanted_; rows that diverged are not ranked. "paper" is the
+best of a column is **bold**, the second best _slanted_; rows that diverged or have
+not learned (less than half of the best accuracy) are not ranked. "paper" is the
 number that the paper prints for that method, in the setting told below the table: ours are often of a
 shorter schedule, a smaller network or generated corruptions, and then the two do not compare directly.
 

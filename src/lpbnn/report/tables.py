@@ -131,6 +131,8 @@ class Row:
     cells: Mapping[str, Cell] = field(default_factory=dict)
     diverged: tuple[int, ...] = ()
     """The epochs in which runs of this row diverged."""
+    failed: bool = False
+    """Whether it has less than half of the best row's accuracy."""
 
     @classmethod
     def of(cls, group: Group, cells: Mapping[str, Cell]) -> "Row":
@@ -145,10 +147,12 @@ class Row:
         'diverged in epoch 3'
         >>> Row("BNN", "meanfield", 0, 3, diverged=(3, 25)).note
         '2 of 3 runs diverged (epochs 3, 25)'
+        >>> Row("DUQ", "duq", 0, 1, failed=True).note
+        'not learned'
         """
         epochs = ", ".join(map(str, sorted(self.diverged)))
         if not self.diverged:
-            return ""
+            return "not learned" if self.failed else ""
         if self.n == 1:
             return f"diverged in epoch {epochs}"
         word = "epoch" if len(self.diverged) == 1 else "epochs"
@@ -191,6 +195,10 @@ class Table:
                 "Diverged runs were measured with their last finite weights, where these gave "
                 "numbers at all; their rows are not ranked."
             )
+        if any(row.failed for row in self.rows):
+            found.append(
+                "Rows with less than half of the best accuracy have not learned and are not ranked."
+            )
         return found
 
 
@@ -205,6 +213,8 @@ def build(
     """A table of ``cells[label][column key]``: empty columns left out, the best two marked."""
     used = [c for c in columns if any(cells[g.label][c.key].values for g in groups)]
     rows = [Row.of(g, {c.key: cells[g.label][c.key] for c in used}) for g in groups]
+    without = failed(groups)
+    rows = [replace(row, failed=row.label in without) for row in rows]
     source = ""
     if reference is not None:
         rows = [_referenced(row, used, reference) for row in rows]
@@ -214,6 +224,13 @@ def build(
         if column.marked:
             rows = _marked(rows, column)
     return Table(title, tuple(used), tuple(rows), tuple(notes), source)
+
+
+def failed(groups: Sequence[Group]) -> set[str]:
+    """The labels of those with less than half of the best accuracy, where there is one."""
+    found = {group.label: Cell.of(group.values("test", "accuracy")).mean for group in groups}
+    known = {label: accuracy for label, accuracy in found.items() if accuracy is not None}
+    return {label for label, accuracy in known.items() if accuracy < max(known.values()) / 2}
 
 
 def marks(values: Sequence[float | None], info: MetricInfo) -> list[Mark]:
@@ -244,8 +261,9 @@ def _as_shown(value: float, info: MetricInfo) -> float:
 
 
 def _marked(rows: Sequence[Row], column: Column) -> list[Row]:
-    """Only methods that trained to their end compete: a network that says nothing is calibrated."""
-    means = [None if row.diverged else row.cells[column.key].mean for row in rows]
+    """Only methods that trained to their end, and learned, compete: who says nothing is calibrated."""
+    out = [row.diverged or row.failed for row in rows]
+    means = [None if o else row.cells[column.key].mean for o, row in zip(out, rows, strict=True)]
     return [
         replace(row, cells={**row.cells, column.key: replace(row.cells[column.key], mark=mark)})
         for row, mark in zip(rows, marks(means, column.info), strict=True)
