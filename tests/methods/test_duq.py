@@ -51,6 +51,20 @@ def test_bce_is_that_of_torch_on_the_kernels() -> None:
     torch.testing.assert_close(model.loss(x.double(), y)["bce"], expected)
 
 
+@pytest.mark.parametrize(
+    ("classes", "bce", "factor"),
+    [(10, None, 1), (11, None, 11), (100, None, 100), (100, "mean", 1), (3, "sum", 3)],
+)
+def test_of_many_classes_the_bce_is_summed(classes: int, bce: str | None, factor: int) -> None:
+    """A class has 1 / C of the examples: of a mean, too, a hundred classes learn nothing."""
+    net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, classes))
+    model = build(net, sigma=1.0, bce=bce).double().eval()
+    x, y = torch.randn(9, 5, dtype=torch.float64), torch.randint(classes, (9,))
+    kernels = model(x)[0].exp()
+    mean = F.binary_cross_entropy(kernels, F.one_hot(y, classes).double())
+    torch.testing.assert_close(model.loss(x, y)["bce"], factor * mean)
+
+
 def test_bce_stays_finite_on_a_centroid_and_far_from_all() -> None:
     model = build(Mlp())
     log_k = torch.tensor([[0.0, -1e4, -1e4], [0.0, 0.0, -1e9]], requires_grad=True)
