@@ -359,6 +359,15 @@ def test_the_weight_of_the_kl_of_much_data_is_not_lost_in_half_precision() -> No
     torch.testing.assert_close(model.half().penalties()["kl"], expected, rtol=1e-2, atol=0)
 
 
+def test_nor_is_it_where_half_precision_is_the_default() -> None:
+    torch.set_default_dtype(torch.float16)
+    try:
+        model = lpbnn.build(nn.Sequential(nn.Linear(3, 2)), "lpbnn", num_data=10**8)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert model.penalty_weights[0].item() == pytest.approx(1e-8, rel=1e-6)
+
+
 def test_a_number_of_numpy_is_a_number() -> None:
     model = built(log_variance=np.float32(-1))
     assert model.layers[0].factors.encoder.bias[32:].mean().item() == -1
