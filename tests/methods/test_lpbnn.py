@@ -341,6 +341,8 @@ def test_an_epoch_may_begin_before_the_gradients_are_taken() -> None:
         ("anneal", 1.5),
         ("kl_weight", -0.1),
         ("kl_weight", float("nan")),
+        ("kl_weight", "1/150"),  # --set kl_weight=1/150
+        ("kl_weight", True),
         ("pace", 0.0),
         ("pace", float("inf")),
         ("free_bits", -1.0),
