@@ -100,3 +100,26 @@ def test_two_losses_of_checkpointed_blocks_before_one_backward() -> None:
         gradients.append([p.grad for p in model.parameters()])
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("method", ["meanfield", "lpbnn"])
+def test_a_pass_of_the_network_alone_does_not_use_the_draw_of_a_model_before_it(
+    method: str, reentrant: bool
+) -> None:
+    """Its checkpoint draws again from the generator's state, which torch keeps for it."""
+    net = nn.Sequential(nn.Linear(4, 3))
+    options = {"std": 0.3} if method == "meanfield" else {}
+    model = lpbnn.build(net, method, num_data=10, **options).double()
+    x, y = torch.randn(8, 4).double().requires_grad_(), torch.randint(3, (8,))
+    gradients = []
+    for checkpointed in (False, True):
+        model.loss(x, y)["loss"].backward()
+        model.zero_grad()
+        torch.manual_seed(1)
+        rows = checkpoint(net, x, use_reentrant=reentrant) if checkpointed else net(x)
+        rows.square().sum().backward()
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+        model.zero_grad()
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)

@@ -154,8 +154,10 @@ class FastWeight(Wrapper):
     def _current_draw(self) -> Draw:
         if self._held is not None:
             return self._held
-        if self._last is not None and not torch.compiler.is_compiling() and in_backward():
-            return self._last  # a checkpointed block, computed again: the same network as before
+        if self._last is not None and not torch.compiler.is_compiling():
+            if in_backward():
+                return self._last  # a checkpointed block, computed again: the same network
+            self._last = None  # a pass without the model: it has draws of its own
         return self.draw()
 
     def _check_rows(self, x: Tensor, members: int) -> None:

@@ -341,6 +341,8 @@ def test_an_epoch_may_begin_before_the_gradients_are_taken() -> None:
         ("anneal", 1.5),
         ("kl_weight", -0.1),
         ("kl_weight", float("nan")),
+        ("kl_weight", "1/150"),  # --set kl_weight=1/150
+        ("kl_weight", True),
         ("pace", 0.0),
         ("pace", float("inf")),
         ("free_bits", -1.0),
@@ -357,6 +359,15 @@ def test_the_weight_of_the_kl_of_much_data_is_not_lost_in_half_precision() -> No
     model = lpbnn.build(nn.Sequential(nn.Linear(3, 2)), "lpbnn", num_data=10**8)
     expected = model.penalties()["kl"]
     torch.testing.assert_close(model.half().penalties()["kl"], expected, rtol=1e-2, atol=0)
+
+
+def test_nor_is_it_where_half_precision_is_the_default() -> None:
+    torch.set_default_dtype(torch.float16)
+    try:
+        model = lpbnn.build(nn.Sequential(nn.Linear(3, 2)), "lpbnn", num_data=10**8)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert model.penalty_weights[0].item() == pytest.approx(1e-8, rel=1e-6)
 
 
 def test_a_number_of_numpy_is_a_number() -> None:

@@ -207,6 +207,16 @@ def test_times_beside_other_runs_are_told_from_times_in_turn(make: Make) -> None
     assert "shared" not in " ".join(cost(grouped(read_runs([runs[0], runs[3]]))).notes)
 
 
+def test_who_has_not_learned_is_the_same_in_every_table(make: Make) -> None:
+    """The best accuracy may be that of a single network, which has no row among the members'."""
+    runs = [
+        make("mcp", test={**TEST, "accuracy": 0.8}),
+        make("lpbnn", test={**TEST, "accuracy": 0.3}),
+    ]
+    (row,) = diversity(grouped(read_runs(runs))).rows
+    assert (row.label, row.note) == ("LP-BNN", "not learned")
+
+
 def test_diversity_has_no_rows_for_single_networks(make: Make) -> None:
     groups = grouped(read_runs([make("lpbnn"), make("mcp")]))
     assert [row.label for row in diversity(groups).rows] == ["LP-BNN"]

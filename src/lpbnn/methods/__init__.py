@@ -139,7 +139,8 @@ def _checked(field: "dataclasses.Field[Any]", value: Any) -> Any:
     """A switch is true or false and nothing that merely counts as it; a number is one, and finite."""
     if field.type in (bool, "bool") and not isinstance(value, bool):
         raise ValueError(f"{field.name}={value!r}: expected true or false.")
-    if field.type not in (float, "float"):
+    optional = field.type in (float | None, "float | None")
+    if (optional and value is None) or not (optional or field.type in (float, "float")):
         return value
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not number or not math.isfinite(value):

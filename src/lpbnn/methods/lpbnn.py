@@ -43,7 +43,7 @@ import torch
 from torch import Tensor, nn
 
 from lpbnn.ensemble import FastWeightEnsemble
-from lpbnn.factors import device_of, stacked
+from lpbnn.factors import device_of, initial_dtype, stacked
 from lpbnn.latent import LatentFactors, Stacks
 from lpbnn.layers import Draw, with_biases
 from lpbnn.methods._rank_one import (
@@ -145,9 +145,9 @@ class LatentPosterior(WideBuffers, FastWeightEnsemble):  # 1 / N of a large N is
         self.noise, self.reconstruct = config.noise, config.reconstruct
         self.own_kl_weight = config.kl_weight
         self.free_nats = config.free_bits * config.latent
-        device = device_of(self.layers[0].factors)
-        self.register_buffer("penalty_weights", torch.empty(2, 0, device=device), persistent=False)
-        self.register_buffer("kl_weight", torch.ones((), device=device), persistent=False)
+        like = {"device": device_of(self.layers[0].factors), "dtype": initial_dtype()}
+        self.register_buffer("penalty_weights", torch.empty(2, 0, **like), persistent=False)
+        self.register_buffer("kl_weight", torch.ones((), **like), persistent=False)
         self._weighed: list[int] = []  # the inputs of the layers that the weights are for
         self.look_again()
 
@@ -160,7 +160,7 @@ class LatentPosterior(WideBuffers, FastWeightEnsemble):  # 1 / N of a large N is
         weights = [WEIGHTINGS[self.weighting](self.num_data, width) for width in inputs]
         if (own := self.own_kl_weight) is not None:
             weights = [(own, b) for _, b in weights]
-        self.penalty_weights = torch.tensor(weights).T.to(self.penalty_weights)
+        self.penalty_weights = self.penalty_weights.new_tensor(weights).T
         self._weighed = inputs
 
     def look_again(self) -> None:

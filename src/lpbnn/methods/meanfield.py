@@ -150,8 +150,10 @@ class GaussianLayer(Wrapper):
     def _current_noise(self) -> tuple[Noise, bool]:
         if self._noise is not None:
             return self._noise, self._flip
-        if self._last is not None and not torch.compiler.is_compiling() and in_backward():
-            return self._last  # a checkpointed block, computed again: the same network as before
+        if self._last is not None and not torch.compiler.is_compiling():
+            if in_backward():
+                return self._last  # a checkpointed block, computed again: the same network
+            self._last = None  # a pass without the model: it has draws of its own
         return self.draw(), False
 
     def _call(self, weight: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:

@@ -92,7 +92,7 @@ def diversity(groups: Sequence[Group], reference: PaperTable | None = None) -> T
                 values = group.values("diversity", part, key)
                 cells[group.label][f"{part}/{key}"] = Cell.of(values)
     several = [group for group in groups if any(c.values for c in cells[group.label].values())]
-    return build("Diversity of the members", columns, several, cells, (), reference)
+    return build("Diversity of the members", columns, several, cells, (), reference, groups)
 
 
 def uncertainty(groups: Sequence[Group]) -> Table:

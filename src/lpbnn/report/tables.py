@@ -209,11 +209,15 @@ def build(
     cells: Mapping[str, Mapping[str, Cell]],
     notes: Sequence[str] = (),
     reference: PaperTable | None = None,
+    among: Sequence[Group] = (),
 ) -> Table:
-    """A table of ``cells[label][column key]``: empty columns left out, the best two marked."""
+    """A table of ``cells[label][column key]``: empty columns left out, the best two marked.
+
+    ``among`` are all groups, where only some have a row: the best accuracy may be another one's.
+    """
     used = [c for c in columns if any(cells[g.label][c.key].values for g in groups)]
     rows = [Row.of(g, {c.key: cells[g.label][c.key] for c in used}) for g in groups]
-    without = failed(groups)
+    without = failed(among or groups)
     rows = [replace(row, failed=row.label in without) for row in rows]
     source = ""
     if reference is not None:
