@@ -74,7 +74,7 @@ class LatentFactors(Factors):
 
     r: Tensor
     s: Tensor
-    pace: float = 1.0  # here for models that an older version pickled
+    pace: Tensor | None  # None: 1
 
     def __init__(
         self,
@@ -91,7 +91,9 @@ class LatentFactors(Factors):
         pace: float = 1.0,
     ) -> None:
         super().__init__(members, inputs, outputs)
-        self.latent, self.pace = latent, pace
+        self.latent = latent
+        # Among the weights, because these mean nothing without it.
+        self.register_buffer("pace", None if pace == 1 else torch.tensor(float(pace)))
         r = initial(members, inputs, spread, init)
         if train_r:
             self.r = nn.Parameter(r)
@@ -114,11 +116,16 @@ class LatentFactors(Factors):
             self.decoder.weight.copy_(_decoding(self.decoder.weight, code, r - 1))
         self.decoder.weight.requires_grad_(train_decoder)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._buffers.setdefault("pace", None)  # pickled before there was one
+
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, latent={self.latent}"
 
     def stack_key(self) -> tuple[object, ...]:
-        return (type(self), self.members, self.latent, self.pace, self.s.device, self.s.dtype)
+        paced = self.pace is not None
+        return (type(self), self.members, self.latent, paced, self.s.device, self.s.dtype)
 
     @classmethod
     def draw_stack(cls, many: Sequence[Factors], samples: int) -> list[tuple[Tensor, Tensor]]:
@@ -169,8 +176,8 @@ class Autoencoders:
             bias = stack(layers, "encoder.bias")
             code = (torch.cat(codes) + bias.unsqueeze(2)).mT
             self.mu, self.log_variance = code.chunk(2, dim=-1)
-            if (pace := layers[0].pace) != 1:
-                self.log_variance = pace * self.log_variance
+            if layers[0].pace is not None:
+                self.log_variance = stack(layers, "pace").view(-1, 1, 1) * self.log_variance
             self.sigma = (0.5 * self.log_variance).exp()
         self.center: list[Tensor] | None = None  # r^ of the means, where a draw had it computed
 

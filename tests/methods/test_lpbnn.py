@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -217,9 +218,27 @@ def test_noise_and_prior_are_at_rest_where_the_docstring_says() -> None:
     assert expected.max() > 1.5 * expected.min()  # directions differ, and so does their noise
 
 
-def test_layers_of_different_pace_are_drawn_apart() -> None:
+def test_the_pace_goes_with_the_weights() -> None:
+    """They mean another noise at another pace: it is taken with them, or refused."""
+    quick, other = built(pace=5.0), built(pace=3.0)
+    other.load_state_dict(quick.state_dict())
+    torch.testing.assert_close(log_variances(other), log_variances(quick))
+    for model, weights in ((built(), quick), (quick, built())):
+        with pytest.raises(RuntimeError, match="pace"):
+            model.load_state_dict(weights.state_dict())
+
+
+def test_a_model_that_was_pickled_before_there_was_a_pace_has_none() -> None:
+    model = built()
+    for layer in model.layers:
+        del layer.factors._buffers["pace"]
+    older = pickle.loads(pickle.dumps(model))
+    torch.testing.assert_close(log_variances(older), log_variances(built()))
+
+
+def test_layers_of_different_pace_are_computed_as_each_alone() -> None:
     torch.manual_seed(0)
-    layers = [LatentFactors(2, 6, 3, pace=pace, log_variance=-2.0) for pace in (1.0, 4.0, 1.0)]
+    layers = [LatentFactors(2, 6, 3, pace=pace, log_variance=-2.0) for pace in (1.0, 4.0, 1.0, 2.0)]
     kl, squared = LatentFactors.terms(layers)
     alone = [LatentFactors.terms([layer]) for layer in layers]
     torch.testing.assert_close(kl, torch.cat([one[0] for one in alone]))

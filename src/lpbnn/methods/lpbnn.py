@@ -28,7 +28,7 @@ The noise that r^ ends with is about what ``log_variance`` gave every layer: at 
 and a training too short, for sigma to be learned. With ``kl_weight``, an a of one's own, and a larger
 ``pace`` it is: NLL and KL are at rest where :math:`\sigma_i^2 = a / (a + L h_i)`, h_i the curvature of a
 member's NLL along z_i. Each layer gets the noise that it can bear, and the prior's where nobody minds
-(docs/lab-notes.md tries ``kl_weight=1/150, pace=5``).
+(docs/lab-notes.md tries ``kl_weight=0.0067, pace=5``).
 
 Franchi et al.: Encoding the latent posterior of Bayesian neural networks for uncertainty
 quantification, 2020.
