@@ -12,7 +12,7 @@ r"""DUQ: one pass; how sure it is depends on how near the features are to a clas
 
 w is 1 / C, as in the released code, up to ten classes; of more it is 1, as the paper writes (``bce``): with
 1 / 100 nothing is learned. n numbers make a centroid; the n_c examples of class c are those of the last
-batch, seen in evaluation mode after the step (``after_step``). The two-sided penalty keeps distances between
+batch, seen in evaluation mode after the step (``after_step``). The two-sided penalty keeps distances of
 inputs visible in the features; differentiated twice, it makes WRN-16-4's epochs 2.6 times as long (H200).
 
 The network's last ``nn.Linear`` is taken out (it says how many classes there are) and f is what it was
