@@ -16,6 +16,7 @@ from lpbnn import methods
 from lpbnn.data import Splits
 from lpbnn.engine import EvalConfig, OptimConfig, RunConfig, RunError, files
 from lpbnn.engine.build import resolved
+from lpbnn.engine.environment import environment
 from lpbnn.engine.run import load_run, reevaluate, run
 from lpbnn.engine.rundir import FILES, RunDir
 
@@ -170,6 +171,8 @@ def test_measuring_again_replaces_the_results(make: Make, splits: Splits, tmp_pa
     assert second["cost"]["members"] == 12
     assert RunDir(tmp_path).results() == second
     assert RunDir(tmp_path).arrays()["examples/test/members"].shape == (12, 1, 10)
+    assert "measured_again" not in first
+    assert set(second["measured_again"]) == set(environment())
 
 
 def test_a_run_is_not_measured_or_resumed_on_data_that_has_changed(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from report.conftest import Make, arrays, info
+from report.conftest import SESSION, Make, arrays, info
 
 from lpbnn.engine import OptimConfig, RunConfig
 from lpbnn.engine.build import resolved
@@ -55,6 +55,20 @@ def test_keeping_twice_changes_nothing(make: Make, ledger: Path) -> None:
     RunDir(folder).write_results({**results, "evaluate_seconds": 1.0})  # measured again
     keep(folder, ledger)
     assert Run.read(path).results["evaluate_seconds"] == 1.0
+
+
+def test_a_run_that_was_measured_again_says_by_which_command(make: Make, tmp_path: Path) -> None:
+    """What it was trained by does not give its numbers."""
+    folder, other = make("lpbnn", 0), make("mcp", 0)
+    again = {**SESSION, "command": ["lpbnn", "eval", "RUN", "--samples", "4"], "dirty": False}
+    RunDir(folder).write_results({**RunDir(folder).results(), "measured_again": again})
+    files = [keep(run, tmp_path / "results" / "some") for run in (folder, other)]
+    text = results_markdown(tmp_path / "results", lambda data, backbone: None)
+    assert "- Command (2 runs): `lpbnn train --method 'a b'`" in text
+    said = "- Measured again (1 runs): `lpbnn eval RUN --samples 4`, 0123456789abcdef\n"
+    assert said in text
+    page = write_report(files, tmp_path / "report.html").read_text()
+    assert "Measured again since:</p><pre>lpbnn eval RUN --samples 4</pre>" in page
 
 
 def test_figures_are_kept_of_the_first_seed(make: Make, ledger: Path, tmp_path: Path) -> None:

@@ -168,7 +168,8 @@ def reevaluate(
     splits = splits if splits is not None else load_data(config)
     target.require_data(DataInfo.of(splits))
     fabric = fabric or launch(replace(config, devices=1, nodes=1, strategy="auto"))
-    return _measure(target, model, splits, config, fabric, train)
+    again = environment(fabric.device, fabric.world_size)
+    return _measure(target, model, splits, config, fabric, train, measured_again=again)
 
 
 def _plan(config: RunConfig, target: RunDir, resume: bool, overwrite: bool) -> str:
@@ -232,13 +233,14 @@ def _measure(
     config: RunConfig,
     fabric: "Fabric",
     train: dict[str, Any],
+    **known: Any,
 ) -> dict[str, Any]:
     """Evaluate and write; the results go last, because they say that the run is finished."""
     found = measured(model, splits, config, fabric, train)
     if not fabric.is_global_zero:
         return {}
     target.write_arrays(found.arrays)
-    target.write_results(found.results)
+    target.write_results({**found.results, **known})
     return target.results()
 
 

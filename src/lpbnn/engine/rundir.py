@@ -7,7 +7,8 @@ environment.json     ``{"sessions": [...]}``: versions, device, commit, command 
 log.csv              one row per epoch
 checkpoint.pt        weights, optimizer, epochs done; read with ``weights_only=True``
 weights.safetensors  the final weights, once training is over
-results.json         every number; its presence says that the run is finished
+results.json         every number; its presence says that the run is finished. ``measured_again``: the
+                     environment of the evaluation, where that was not part of a start
 predictions.npz      the arrays behind the report's figures
 tensorboard/         where asked for
 ===================  ===============================================================================

@@ -119,8 +119,9 @@ def _sources(groups: Sequence[Group], where: str) -> str:
         said = f"; not the method's defaults: {_text(given)}" if given else ""
         lines.append(f"- {_text(group.label)}: seed {files}{said}")
     runs = [run for group in groups for run in group.runs]
-    for words, find in (("Command", _command), ("Commit", _commit), ("Machine", _machine)):
-        for text, n in counted(map(find, runs)):
+    facts = [("Command", _command), ("Measured again", _again), ("Commit", _commit)]
+    for words, find in [*facts, ("Machine", _machine)]:
+        for text, n in counted(text for run in runs if (text := find(run))):
             lines.append(f"- {words} ({n} runs): {text}" if len(runs) > 1 else f"- {words}: {text}")
     body = "\n".join(lines)
     return f"<details><summary>The runs behind these numbers</summary>\n\n{body}\n\n</details>\n"
@@ -131,8 +132,17 @@ def _command(run: Run) -> str:
     return f"`{typed}`" if typed else "not known"
 
 
+def _again(run: Run) -> str:
+    """By which command a trained run was measured since, and at which commit."""
+    session = run.at("measured_again")
+    return f"`{shlex.join(session['command'])}`, {_commit_of(session)}" if session else ""
+
+
 def _commit(run: Run) -> str:
-    session = _last(run)
+    return _commit_of(_last(run))
+
+
+def _commit_of(session: Mapping[str, Any]) -> str:
     changed = ", with changes that were not committed" * bool(session.get("dirty"))
     return f"{session['commit']}{changed}" if session.get("commit") else "not known"
 

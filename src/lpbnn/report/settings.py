@@ -109,6 +109,7 @@ def commands(runs: Sequence[Run]) -> str:
     lines = [f"{esc(text)}{f'  <i># {n} runs</i>' if n > 1 else ''}" for text, n in typed if text]
     shown = f"<pre>{chr(10).join(lines)}</pre>" if lines else ""
     said = f"<p>As they were started:</p>{shown}" * bool(shown)
+    said += _measured_again(runs)
     trained = next((run for run in runs if not run.at("train", "joined")), None)
     if trained is None:  # by lpbnn join, of other runs: their folders hold how they were trained
         return said
@@ -120,6 +121,12 @@ def commands(runs: Sequence[Run]) -> str:
         f"{said}<p>{where} holds its whole config; this trains one again, to the same weights on the same "
         f"machine:</p><pre>{again}</pre>"
     )
+
+
+def _measured_again(runs: Sequence[Run]) -> str:
+    again = counted((run.at("measured_again", "command") or () for run in runs), shlex.join)
+    lines = [esc(text) for text, _ in again if text]
+    return f"<p>Measured again since:</p><pre>{chr(10).join(lines)}</pre>" if lines else ""
 
 
 def _of(sessions: Iterable[Any], key: str) -> list[Any]:
