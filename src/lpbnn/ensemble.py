@@ -29,7 +29,7 @@ from lpbnn.members import (
 from lpbnn.model import Model, Terms, as_call, batch_size, total, two_groups, walk
 from lpbnn.norms import MemberNorm, is_batch_norm, sum_by_rows
 from lpbnn.stages import FULL, Cast, SpreadInTurn, fills_device
-from lpbnn.wrapper import Wrapper
+from lpbnn.wrapper import Wrapper, remember
 
 BatchNormMode = Literal["shared", "member"]
 BATCH_NORM_MODES: tuple[str, ...] = get_args(BatchNormMode)
@@ -177,7 +177,7 @@ class FastWeightEnsemble(Model):
             cast.release()
         if look:
             self._looked = True  # once is enough: a layer that gets a table gets it in every pass
-        cast.remember(outputs)
+        remember(outputs, layers, draws)
         if outputs.shape[0] != rows:
             raise RuntimeError(
                 f"{batch} examples and {members} members make {rows} "

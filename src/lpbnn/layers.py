@@ -22,7 +22,7 @@ from torch.nn.utils import parametrize
 from lpbnn.factors import Factors, draw_all
 from lpbnn.fastconv import Geometry, geometry, member_convolution
 from lpbnn.members import Tables, plus, refuse_table, require_multiple, require_rows, spread, times
-from lpbnn.wrapper import Wrapper
+from lpbnn.wrapper import Drawing
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -64,7 +64,7 @@ def widths(layer: nn.Module) -> tuple[int, int]:
     raise TypeError(f"FastWeight cannot wrap {type(layer).__name__}; it wraps {supported}.")
 
 
-class FastWeight(Wrapper):
+class FastWeight(Drawing[Draw]):
     """A layer whose rows belong to members: member j computes with W * (s_j r_j^T) and bias b_j.
 
     The wrapped layer keeps its weight; its bias moves here, once per member. Without a held draw a
@@ -94,10 +94,8 @@ class FastWeight(Wrapper):
             copies = bias.detach().repeat(factors.members, 1)
             self.member_bias = nn.Parameter(copies, requires_grad=bias.requires_grad)
             layer._parameters["bias"] = None
-        self._held: Draw | None = None  # the factors of the pass that is under way
         self._rows = 0  # its rows, 0 if nobody said
         self._late = False  # whether examples may come that are not spread yet
-        self._last: Draw | None = None  # of the pass being differentiated: checkpoints
 
     @property
     def known(self) -> bool:
@@ -108,9 +106,6 @@ class FastWeight(Wrapper):
             and not parametrize.is_parametrized(layer)
             and not layer._forward_pre_hooks
         )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_held": None, "_last": None}  # they belong to a graph, not to us
 
     def extra_repr(self) -> str:
         return f"members={self.factors.members}"
@@ -136,7 +131,7 @@ class FastWeight(Wrapper):
         return super().restore()
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        draw = self._current_draw()
+        draw = self._current()
         members = draw.members
         own_weights = draw.r.shape[0] == members  # else a row has its own: no weight is shared
         if self._late and members > 1 and x.shape[0] * members == self._rows:
@@ -150,15 +145,6 @@ class FastWeight(Wrapper):
             y = member_convolution(x, self.layer.weight, draw.r, draw.s, how)  # type: ignore[arg-type]
             return y if draw.bias is None else plus(y, draw.bias)
         return self._by_scaled_activations(x, draw, *args, **kwargs)
-
-    def _current_draw(self) -> Draw:
-        if self._held is not None:
-            return self._held
-        if self._last is not None and not torch.compiler.is_compiling():
-            if in_backward():
-                return self._last  # a checkpointed block, computed again: the same network
-            self._last = None  # a pass without the model: it has draws of its own
-        return self.draw()
 
     def _check_rows(self, x: Tensor, members: int) -> None:
         name = self.path or "FastWeight"
@@ -289,8 +275,3 @@ def with_biases(
     return [
         layer._with_bias(factors, samples) for layer, factors in zip(layers, drawn, strict=True)
     ]
-
-
-def in_backward() -> bool:
-    """Whether a gradient is being computed: a call now is that of a checkpointed block, made again."""
-    return torch._C._current_graph_task_id() != -1

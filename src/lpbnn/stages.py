@@ -83,18 +83,6 @@ class Cast:
         for layer in self.layers:
             _set(layer, "_tables", tables)
 
-    def remember(self, outputs: Tensor) -> None:
-        """When this pass is differentiated, blocks that are computed again use its draws."""
-        if not outputs.requires_grad or torch.compiler.is_compiling():
-            return
-        layers, draws = self.layers, self.draws
-
-        def again(grad: Tensor) -> None:
-            for layer, draw in zip(layers, draws, strict=True):
-                layer._last = draw
-
-        outputs.register_hook(again)
-
 
 class SpreadAt:
     """A forward pre-hook on the first converted stage: the batch becomes members there.

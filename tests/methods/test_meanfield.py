@@ -123,7 +123,7 @@ def test_flipout_gives_every_example_its_own_weights(
         return signs[-1]
 
     monkeypatch.setattr(GaussianLayer, "_signs", spy)
-    with held([gaussian], [noise], flip=True):
+    with held([gaussian], [noise._replace(flip=True)]):
         together = gaussian(x)
     inputs, outputs = signs
     assert inputs.unique().tolist() == outputs.unique().tolist() == [-1, 1]

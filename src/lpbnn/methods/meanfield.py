@@ -35,12 +35,11 @@ from torch.func import functional_call
 
 from lpbnn.convert import Conversion, Filter, convert
 from lpbnn.factors import device_of, full_precision, kl_to_standard_normal
-from lpbnn.layers import in_backward
 from lpbnn.losses import at_least_float32, check_batch
 from lpbnn.methods._rank_one import annealed, check_num_data
 from lpbnn.model import Model, Pass, Terms, as_call, at_least_one, batch_size, total, two_groups
 from lpbnn.unconverted import unconverted
-from lpbnn.wrapper import Wrapper
+from lpbnn.wrapper import Drawing, remember
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +69,10 @@ class Noise(NamedTuple):
 
     weight: Tensor
     bias: Tensor | None
+    flip: bool = False  # with signs of its own for every example: flipout
 
 
-class GaussianLayer(Wrapper):
+class GaussianLayer(Drawing[Noise]):
     """A layer whose weight and bias are the mean of a Gaussian, drawn anew in every call.
 
     Example:
@@ -84,7 +84,6 @@ class GaussianLayer(Wrapper):
 
     added = "the posterior"
     bias_rho: nn.Parameter | None
-    _last: "tuple[Noise, bool] | None" = None  # of the pass being differentiated: checkpoints
 
     def __init__(
         self,
@@ -108,11 +107,6 @@ class GaussianLayer(Wrapper):
             like = None if mean is None else torch.full_like(mean, rho)
             made = None if mean is None or like is None else nn.Parameter(like, mean.requires_grad)
             self.register_parameter(f"{name}_rho", made)
-        self._noise: Noise | None = None
-        self._flip = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_noise": None, "_last": None}  # they belong to a graph, not to us
 
     def gaussians(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Mean and standard deviation of the weight and, where there is one, of the bias."""
@@ -138,23 +132,14 @@ class GaussianLayer(Wrapper):
         return torch.stack(parts).sum()
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        noise, flip = self._current_noise()
+        noise = self._current()
         weight, bias = self.layer.weight, self.layer.bias
-        if flip:
+        if noise.flip:
             mean = self.layer(x, *args, **kwargs)
             perturbed = self._call(noise.weight, noise.bias, x * self._signs(x), *args, **kwargs)
             return mean + perturbed * self._signs(perturbed)
         drawn = None if noise.bias is None else bias + noise.bias  # type: ignore[operator]
         return self._call(weight + noise.weight, drawn, x, *args, **kwargs)  # type: ignore[operator]
-
-    def _current_noise(self) -> tuple[Noise, bool]:
-        if self._noise is not None:
-            return self._noise, self._flip
-        if self._last is not None and not torch.compiler.is_compiling():
-            if in_backward():
-                return self._last  # a checkpointed block, computed again: the same network
-            self._last = None  # a pass without the model: it has draws of its own
-        return self.draw(), False
 
     def _call(self, weight: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
         """The layer's own computation with other weights."""
@@ -173,32 +158,16 @@ class GaussianLayer(Wrapper):
 
 
 @contextmanager
-def held(
-    layers: Sequence[GaussianLayer], noises: Sequence[Noise], flip: bool = False
-) -> Iterator[None]:
+def held(layers: Sequence[GaussianLayer], noises: Sequence[Noise]) -> Iterator[None]:
     """Within this block every layer uses its given noise: one network, any number of calls."""
     for layer, noise in zip(layers, noises, strict=True):
-        layer._noise, layer._flip = noise, flip
+        layer._held = noise
         layer._last = None  # as large as the network: not kept beside that of the next pass
     try:
         yield
     finally:
         for layer in layers:
-            layer._noise, layer._flip = None, False
-
-
-def remember(
-    outputs: Tensor, layers: Sequence[GaussianLayer], noises: Sequence[Noise], flip: bool
-) -> None:
-    """When this pass is differentiated, blocks that are computed again use its noise."""
-    if not outputs.requires_grad or torch.compiler.is_compiling():
-        return
-
-    def again(grad: Tensor) -> None:
-        for layer, noise in zip(layers, noises, strict=True):
-            layer._last = (noise, flip)
-
-    outputs.register_hook(again)
+            layer._held = None
 
 
 class MeanField(Model):
@@ -225,15 +194,15 @@ class MeanField(Model):
         runs = [self._with(self.draw(), *args, **kwargs) for _ in range(self.members)]
         return torch.cat(runs)
 
-    def draw(self) -> list[Noise]:
+    def draw(self, flip: bool = False) -> list[Noise]:
         """One draw of the weights of every layer."""
-        return [layer.draw() for layer in self.layers]
+        return [layer.draw()._replace(flip=flip) for layer in self.layers]
 
-    def _with(self, noises: list[Noise], *args: Any, flip: bool = False, **kwargs: Any) -> Tensor:
+    def _with(self, noises: list[Noise], *args: Any, **kwargs: Any) -> Tensor:
         batch_size(args, kwargs)
-        with held(self.layers, noises, flip):
+        with held(self.layers, noises):
             outputs = self.readout(self.net(*args, **kwargs))
-        remember(outputs, self.layers, noises, flip)
+        remember(outputs, self.layers, noises)
         return outputs.unsqueeze(0)
 
     def passes(self, samples: int, width: int) -> Iterator[Pass]:
@@ -248,7 +217,7 @@ class MeanField(Model):
             return total(nll=super().loss(x, y)["nll"], kl=kl)
         check_batch(x, y, self.task)
         args, kwargs = as_call(x)
-        outputs = self._with(self.draw(), *args, flip=self.flipout, **kwargs)
+        outputs = self._with(self.draw(self.flipout), *args, **kwargs)
         nll = self.nll(outputs[0], y)
         return total(nll=nll, kl=kl.to(nll.device))
 
