@@ -95,10 +95,9 @@ def undo(model: nn.Module) -> nn.Module:
         >>> undo(lpbnn.build(net, "batchensemble")) is net
         True
     """
-    net = model.net if isinstance(model, Model) else model
-    # A deep ensemble: its first member is the network it was given. Other lists are networks themselves.
-    if isinstance(model, Model) and type(net) is nn.ModuleList:
-        net = net[0]
+    net = (
+        model.networks[0] if isinstance(model, Model) else model
+    )  # an ensemble's first is the given
     remove_hooks(net)
     sum_by_rows(net, False)
     return undo_conversion(net)

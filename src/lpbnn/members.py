@@ -141,8 +141,6 @@ def mask_places(module: nn.Module) -> Places:
         >>> mask_places(nn.TransformerEncoderLayer(4, 2))
         [(1, 'src_mask')]
     """
-    if type(module) is nn.ModuleList and len(module):  # networks that all take the same
-        module = module[0]
     try:
         names = list(inspect.signature(module.forward).parameters)
     except (TypeError, ValueError):  # no Python function
@@ -159,8 +157,7 @@ def masks_given(places: Places, args: Sequence[Any], kwargs: dict[str, Any]) -> 
 
     Oblong ones may be of padding, (batch, time), in a module that calls these by the same name.
     """
-    given = [args[i] if i < len(args) else kwargs.get(name) for i, name in places]
-    masks = [mask for mask in given if isinstance(mask, Tensor) and mask.dim() == 2]
+    masks = _given(places, args, kwargs, dims=2)
     return [mask for mask in masks if mask.shape[0] == mask.shape[1]]
 
 
@@ -168,9 +165,13 @@ def masks_by_head(
     places: Places, args: Sequence[Any], kwargs: dict[str, Any], batch: int
 ) -> list[Tensor]:
     """Those of the masks that are of every example and head, (batch * heads, queries, keys)."""
-    given = [args[i] if i < len(args) else kwargs.get(name) for i, name in places]
-    masks = [mask for mask in given if isinstance(mask, Tensor) and mask.dim() == 3]
+    masks = _given(places, args, kwargs, dims=3)
     return [m for m in masks if m.shape[0] != batch and m.shape[0] % batch == 0]
+
+
+def _given(places: Places, args: Sequence[Any], kwargs: dict[str, Any], dims: int) -> list[Tensor]:
+    given = [args[i] if i < len(args) else kwargs.get(name) for i, name in places]
+    return [mask for mask in given if isinstance(mask, Tensor) and mask.dim() == dims]
 
 
 def spread_tree(

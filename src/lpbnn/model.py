@@ -59,6 +59,11 @@ class Model(nn.Module):
         self.ignore_index = ignore_index
         self.register_buffer("class_weights", class_weights, persistent=False)
 
+    @property
+    def networks(self) -> list[nn.Module]:
+        """What a user gave, or would compile: the network, or those of an ensemble of several."""
+        return [self.net]
+
     # The first argument stands alone so that torch.export's dynamic_shapes can be given as usual.
     def forward(self, x: Any = NOT_GIVEN, /, *args: Any, **kwargs: Any) -> Tensor:
         """Every member's outputs for every example, (S, B, C, ...); arguments are the network's."""

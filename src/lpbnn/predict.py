@@ -64,7 +64,7 @@ def predict(
     batch = batch_size(args, kwargs)
     width, step = _portions(batch, model, samples, chunk)
     step = _unmistakable(step, batch, (args, kwargs))
-    places = mask_places(model.net)
+    places = mask_places(model.networks[0])
     masks = masks_given(places, args, kwargs)
     by_head = masks_by_head(places, args, kwargs, batch)
     sums: list[Strips] = []

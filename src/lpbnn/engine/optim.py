@@ -6,7 +6,6 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-from torch import nn
 
 from lpbnn.engine.config import RunConfig, ScheduleConfig
 from lpbnn.model import Model
@@ -39,7 +38,7 @@ def make_optimizer(
 def matching(model: Model, pattern: str) -> set[int]:
     """The parameters whose path in the network, or in each network of an ensemble, fits a glob."""
     # A model holds its network as ``net``, an ensemble a list of them.
-    prefix = r"^net\.\d+\." if type(model.net) is nn.ModuleList else r"^net\."
+    prefix = r"^net\." if model.networks == [model.net] else r"^net\.\d+\."
     paths = {id(p): re.sub(prefix, "", name) for name, p in model.named_parameters()}
     found = {key for key, path in paths.items() if fnmatchcase(path, pattern)}
     if not found:

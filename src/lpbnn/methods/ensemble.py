@@ -62,6 +62,10 @@ class DeepEnsemble(Model):
         super().__init__(nn.ModuleList(nets), **options)
         self.members = len(nets)
 
+    @property
+    def networks(self) -> list[nn.Module]:
+        return list(self.net)
+
     def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
         return self._some(slice(None), *args, **kwargs)
 

@@ -5,7 +5,6 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from lpbnn.engine.bench.clock import seconds, wait
 from lpbnn.engine.bench.memory import CudaPeak, PeakMemory, peak_memory_of, state_bytes
@@ -95,7 +94,7 @@ class Predictor:
         with self.fabric.autocast():
             self.model.after_fit([(subject.x, subject.y)])  # tradi draws its networks here
         if subject.case.mode == "compiled":
-            for net in _networks(self.model):
+            for net in self.model.networks:
                 net.compile(dynamic=False)
         x, _ = workload.examples(workload.test_batch, self.fabric.device)
         self.x = x.contiguous(memory_format=subject.layout)
@@ -110,12 +109,6 @@ class Predictor:
         with peak_memory_of(self.fabric.device) as meter:
             self()
         return meter.peak + state_bytes(self.model)
-
-
-def _networks(model: Model) -> list[nn.Module]:
-    """What a user would compile: the network, or each of the networks."""
-    net = model.net
-    return list(net) if isinstance(net, nn.ModuleList) else [net]
 
 
 def size_of(
