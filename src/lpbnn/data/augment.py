@@ -212,6 +212,7 @@ def batches(
     generator: torch.Generator | None = None,
     shuffle: bool = True,
     drop_last: bool = False,
+    alone: bool = True,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """One epoch of (inputs, targets), indexed on the device that holds them.
 
@@ -229,18 +230,25 @@ def batches(
         raise ValueError(
             "shuffle=True needs a generator; pass epoch_generator(seed, epoch), or shuffle=False."
         )
-    return dataset.stream(
-        places(len(dataset), batch_size, generator if shuffle else None, drop_last)
-    )
+    order = generator if shuffle else None
+    return dataset.stream(places(len(dataset), batch_size, order, drop_last, alone))
 
 
 def places(
-    count: int, size: int, generator: torch.Generator | None = None, drop_last: bool = False
+    count: int,
+    size: int,
+    generator: torch.Generator | None = None,
+    drop_last: bool = False,
+    alone: bool = True,
 ) -> list[Tensor]:
     """Which of `count` examples are in each batch: shuffled by the generator, or as they come.
 
+    One that is left over has no statistics; it may be `alone`, or joins the batch before it.
+
     >>> [part.tolist() for part in places(5, 2)]
     [[0, 1], [2, 3], [4]]
+    >>> [part.tolist() for part in places(5, 2, alone=False)]
+    [[0, 1], [2, 3, 4]]
     """
     if size < 1:
         raise ValueError(f"batch_size={size}; expected at least 1.")
@@ -253,4 +261,7 @@ def places(
         order = torch.arange(count)
     else:
         order = torch.randperm(count, generator=generator, device=generator.device)
-    return list(order[: count - count % size if drop_last else count].split(size)) if count else []
+    parts = list(order[: count - count % size if drop_last else count].split(size)) if count else []
+    if not alone and len(parts) > 1 and len(parts[-1]) == 1:
+        parts[-2:] = [torch.cat(parts[-2:])]
+    return parts

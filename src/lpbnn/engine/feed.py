@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lpbnn.data import Augment, Dataset, Splits
-from lpbnn.data.augment import Drawn, Transform, epoch_generator, places
+from lpbnn.data.augment import Drawn, Transform, batches, epoch_generator, places
 from lpbnn.data.reframe import Chance, Reframe
 from lpbnn.engine.build import DataInfo
 from lpbnn.engine.config import RunConfig
@@ -199,8 +199,5 @@ class _Plain:
 
     def __iter__(self) -> Iterator[Batch]:
         feed = self.feed
-        parts = places(len(feed.train), feed.batch_size)
-        if len(parts) > 1 and len(parts[-1]) == 1:  # one example alone has no statistics
-            parts[-2:] = [torch.cat(parts[-2:])]
-        for x, y in feed.train.stream(parts):
+        for x, y in batches(feed.train, feed.batch_size, shuffle=False, alone=False):
             yield feed.prepare(x), feed.normalise_targets(y)
