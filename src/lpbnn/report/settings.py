@@ -103,13 +103,9 @@ def data(runs: Sequence[Run]) -> str:
 
 def commands(runs: Sequence[Run]) -> str:
     """What was typed, and how to repeat any run from its folder."""
-    typed = counted(
-        (run.sessions[0].get("command") or () for run in runs if run.sessions), shlex.join
-    )
-    lines = [f"{esc(text)}{f'  <i># {n} runs</i>' if n > 1 else ''}" for text, n in typed if text]
-    shown = f"<pre>{chr(10).join(lines)}</pre>" if lines else ""
-    said = f"<p>As they were started:</p>{shown}" * bool(shown)
-    said += _measured_again(runs)
+    started = [run.sessions[0].get("command") for run in runs if run.sessions]
+    said = _typed("As they were started", started)
+    said += _typed("Measured again since", [run.at("measured_again", "command") for run in runs])
     trained = next((run for run in runs if not run.at("train", "joined")), None)
     if trained is None:  # by lpbnn join, of other runs: their folders hold how they were trained
         return said
@@ -123,10 +119,10 @@ def commands(runs: Sequence[Run]) -> str:
     )
 
 
-def _measured_again(runs: Sequence[Run]) -> str:
-    again = counted((run.at("measured_again", "command") or () for run in runs), shlex.join)
-    lines = [esc(text) for text, _ in again if text]
-    return f"<p>Measured again since:</p><pre>{chr(10).join(lines)}</pre>" if lines else ""
+def _typed(words: str, commands: Iterable[Sequence[str] | None]) -> str:
+    typed = counted((command or () for command in commands), shlex.join)
+    lines = [f"{esc(text)}{f'  <i># {n} runs</i>' if n > 1 else ''}" for text, n in typed if text]
+    return f"<p>{words}:</p><pre>{chr(10).join(lines)}</pre>" if lines else ""
 
 
 def _of(sessions: Iterable[Any], key: str) -> list[Any]:
