@@ -13,7 +13,7 @@ import torch
 from networks import ResNet, settle
 
 import lpbnn
-from lpbnn import stages
+from lpbnn.rank_one import stages
 
 torch.set_num_threads(1)
 

@@ -5,9 +5,9 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from lpbnn.ensemble import FastWeightEnsemble
-from lpbnn.layers import Draw, FastWeight, draw_layers
-from lpbnn.members import gather
+from lpbnn.members.rows import gather
+from lpbnn.rank_one.ensemble import FastWeightEnsemble
+from lpbnn.rank_one.layer import Draw, FastWeight, draw_layers
 
 
 class Mlp(nn.Sequential):
@@ -126,7 +126,7 @@ class EncoderDecoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    in_turn = True  # see lpbnn.stages
+    in_turn = True  # see lpbnn.rank_one.stages
 
     def __init__(self) -> None:
         super().__init__()

@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import lpbnn
-from lpbnn.convert import convert
-from lpbnn.factors import FixedFactors, PointFactors
-from lpbnn.layers import FastWeight, widths
+from lpbnn.convert.convert import convert
+from lpbnn.rank_one.factors import FixedFactors, PointFactors
+from lpbnn.rank_one.layer import FastWeight, widths
 
 
 def fast(layer: nn.Module, path: str) -> FastWeight:

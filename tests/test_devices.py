@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import lpbnn
-from lpbnn.factors import GaussianFactors, PointFactors, draw_all, stacked
-from lpbnn.latent import LatentFactors, Stacks
+from lpbnn.rank_one.factors import GaussianFactors, PointFactors, draw_all, stacked
+from lpbnn.rank_one.vae import LatentFactors, Stacks
 
 FACTORS = {"batchensemble": PointFactors, "rank1": GaussianFactors, "lpbnn": LatentFactors}
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.export import Dim
 
 import lpbnn
-from lpbnn.layers import member_weights
+from lpbnn.rank_one.layer import member_weights
 
 KINDS = {"Mlp": Mlp, "ConvNet": ConvNet, "ResNet": ResNet, "Vit": Vit}
 PARTIAL = {"include": ["stage2", "head"]}

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lpbnn import fastconv
-from lpbnn.factors import PointFactors
-from lpbnn.fastconv import geometry, member_convolution
-from lpbnn.layers import FastWeight
+from lpbnn.kernels import convolution as fastconv
+from lpbnn.kernels.convolution import geometry, member_convolution
+from lpbnn.rank_one.factors import PointFactors
+from lpbnn.rank_one.layer import FastWeight
 
 ON_GPU: Any = SimpleNamespace(is_cuda=True)  # what the choice asks of an input
 CONVOLUTIONS = {

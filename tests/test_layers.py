@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import lpbnn
-from lpbnn.factors import FixedFactors, GaussianFactors, PointFactors, draw_all
-from lpbnn.latent import LatentFactors
-from lpbnn.layers import FastWeight, widths
-from lpbnn.members import spread
+from lpbnn.members.rows import spread
+from lpbnn.rank_one.factors import FixedFactors, GaussianFactors, PointFactors, draw_all
+from lpbnn.rank_one.layer import FastWeight, widths
+from lpbnn.rank_one.vae import LatentFactors
 
 LAYERS = {
     "linear": (lambda: nn.Linear(4, 6), (4,)),

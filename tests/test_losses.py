@@ -6,7 +6,7 @@ from networks import small
 from torch import nn
 
 import lpbnn
-from lpbnn.losses import nll
+from lpbnn.likelihoods import nll
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
-from lpbnn.members import gather, plus, row_weights, rows_needed, spread, spread_tree, times
+from lpbnn.members.rows import gather, plus, row_weights, rows_needed, spread, spread_tree, times
 
 batches, ensembles = st.integers(1, 17), st.integers(1, 6)
 

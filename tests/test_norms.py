@@ -8,9 +8,9 @@ from networks import ConvNet, ResNet, settle
 from torch import Tensor, nn
 
 import lpbnn
-from lpbnn import norms
-from lpbnn.layers import FastWeight
-from lpbnn.norms import MemberNorm, RowNorm, by_rows
+from lpbnn.rank_one import norms
+from lpbnn.rank_one.layer import FastWeight
+from lpbnn.rank_one.norms import MemberNorm, RowNorm, by_rows
 
 
 def build(method: str = "lpbnn", **options: object) -> lpbnn.Model:
@@ -26,7 +26,9 @@ def alone(model: lpbnn.Model, member: int) -> nn.Module:
                 setattr(parent, name, child.norms[member])
             elif isinstance(child, FastWeight):
                 draw = child.draw().take(slice(member, member + 1))
-                child.factors = lpbnn.factors.FixedFactors(draw.r.detach(), draw.s.detach())
+                child.factors = lpbnn.rank_one.factors.FixedFactors(
+                    draw.r.detach(), draw.s.detach()
+                )
                 if draw.bias is not None:
                     child.member_bias = nn.Parameter(draw.bias)
     return net

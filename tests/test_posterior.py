@@ -6,7 +6,7 @@ from networks import Mlp
 from torch import nn
 
 import lpbnn
-from lpbnn.latent import LatentFactors
+from lpbnn.rank_one.vae import LatentFactors
 
 
 @pytest.fixture

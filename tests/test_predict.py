@@ -9,10 +9,10 @@ from networks import Mlp, ResNet, settle, small
 from torch import nn
 
 import lpbnn
-from lpbnn.ensemble import FastWeightEnsemble
-from lpbnn.losses import split_gaussian
+from lpbnn.likelihoods import split_gaussian
 from lpbnn.predict import predict
 from lpbnn.prediction import entropy
+from lpbnn.rank_one.ensemble import FastWeightEnsemble
 
 
 def test_probabilities_are_averaged_never_logits(model: lpbnn.Model, x: torch.Tensor) -> None:

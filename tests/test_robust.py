@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
 import lpbnn
-from lpbnn.latent import LatentFactors
+from lpbnn.rank_one.vae import LatentFactors
 
 # Training stays finite and members stay apart.
 
@@ -249,8 +249,8 @@ def test_a_factory_that_fails_leaves_the_network_as_it_was() -> None:
     def factory(layer: nn.Module, path: str) -> nn.Module:
         if path == "head":
             raise OSError("no")
-        return lpbnn.layers.FastWeight(
-            layer, lpbnn.factors.PointFactors(2, *lpbnn.layers.widths(layer))
+        return lpbnn.rank_one.layer.FastWeight(
+            layer, lpbnn.rank_one.factors.PointFactors(2, *lpbnn.rank_one.layer.widths(layer))
         )
 
     with pytest.raises(OSError, match="no"):

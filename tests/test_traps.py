@@ -10,8 +10,8 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 import lpbnn
-from lpbnn.latent import Autoencoders, LatentFactors
-from lpbnn.layers import draw_layers
+from lpbnn.rank_one.layer import draw_layers
+from lpbnn.rank_one.vae import Autoencoders, LatentFactors
 
 SIZES = list(itertools.product(range(1, 10), range(1, 6)))
 METHODS = ("lpbnn", "batchensemble", "rank1")

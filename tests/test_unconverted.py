@@ -10,7 +10,7 @@ from torch.nn.utils import parametrizations
 
 import lpbnn
 from lpbnn import backbones
-from lpbnn.unconverted import unconverted
+from lpbnn.convert.unconverted import unconverted
 
 
 class Reader(nn.Module):

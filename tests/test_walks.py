@@ -7,8 +7,8 @@ from torch import nn
 
 import lpbnn
 from lpbnn import ensemble
-from lpbnn.ensemble import FastWeightEnsemble
 from lpbnn.model import walk
+from lpbnn.rank_one.ensemble import FastWeightEnsemble
 
 
 def test_modes_are_set_only_where_something_trains(

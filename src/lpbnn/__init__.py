@@ -10,11 +10,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from lpbnn.convert import convert
-from lpbnn.export import freeze, mean_network, undo
 from lpbnn.methods import build
 from lpbnn.model import LossStep, Model
-from lpbnn.posterior import posterior
 from lpbnn.predict import Prediction, predict
+from lpbnn.rank_one.export import freeze, mean_network, undo
+from lpbnn.rank_one.posterior import posterior
 
 if TYPE_CHECKING:
     from lpbnn import metrics as metrics

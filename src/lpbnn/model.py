@@ -9,7 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from lpbnn.losses import Task, at_least_float32, check_batch, check_outputs, nll, split_gaussian
+from lpbnn.likelihoods import (
+    Task,
+    at_least_float32,
+    check_batch,
+    check_outputs,
+    nll,
+    split_gaussian,
+)
 
 if TYPE_CHECKING:
     from lpbnn.prediction import Prediction

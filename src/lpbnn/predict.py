@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from lpbnn.members import is_batched, mask_places, masks_by_head, masks_given
+from lpbnn.members.rows import is_batched, mask_places, masks_by_head, masks_given
 from lpbnn.model import LossStep, Model, as_call, at_least_one, batch_size, walk
 from lpbnn.prediction import Prediction, Strips, merge
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lpbnn.losses import Task
+from lpbnn.likelihoods import Task
 from lpbnn.model import Model
 
 # Outputs that are made probabilities together: 32 MiB of them, more than any batch of labels has.

@@ -17,7 +17,7 @@ from lpbnn.backbones.deeplab import DeepLab, Encoder
 from lpbnn.backbones.resnet import DEPTHS, Trunk
 from lpbnn.engine.config import RunConfig
 from lpbnn.engine.options import with_options
-from lpbnn.ensemble import FastWeightEnsemble
+from lpbnn.rank_one.ensemble import FastWeightEnsemble
 
 GROUPS: dict[str, Any] = {"norm": "group", "standardise": True}
 VARIANTS = [{}, {"separable": True}, GROUPS, {**GROUPS, "separable": True}]

@@ -13,10 +13,10 @@ import lpbnn
 from lpbnn import backbones, methods
 from lpbnn.backbones._decoder import StandardisedConv2d
 from lpbnn.backbones.deeplab import DeepLab
-from lpbnn.ensemble import FastWeightEnsemble
-from lpbnn.factors import PointFactors
-from lpbnn.layers import Draw, FastWeight, draw_layers
-from lpbnn.members import gather
+from lpbnn.members.rows import gather
+from lpbnn.rank_one.ensemble import FastWeightEnsemble
+from lpbnn.rank_one.factors import PointFactors
+from lpbnn.rank_one.layer import Draw, FastWeight, draw_layers
 
 METHODS = [name for name in methods.names() if name != "duq"]
 RANK_ONE = ["batchensemble", "rank1", "lpbnn"]

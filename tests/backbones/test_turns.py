@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import lpbnn
 from lpbnn import backbones
-from lpbnn.ensemble import FastWeightEnsemble
+from lpbnn.rank_one.ensemble import FastWeightEnsemble
 
 DOORS = ["decoder.aspp", "decoder.refine"]
 GROUPS: dict[str, Any] = {"norm": "group", "standardise": True}
@@ -165,7 +165,7 @@ def test_training_spreads_at_both_doors() -> None:
 
 def test_one_frame_of_a_street_stays_together_on_a_gpu_without_a_compiler_and_two_do_not() -> None:
     fine = torch.empty(1, 256, 180, 320, device="meta")
-    full = lpbnn.stages.FULL_STAGE
-    assert not lpbnn.stages.fills_device([fine], full)
-    assert lpbnn.stages.fills_device([fine.expand(2, -1, -1, -1)], full)
-    assert lpbnn.stages.fills_device([fine], lpbnn.stages.FULL)  # compiled
+    full = lpbnn.rank_one.stages.FULL_STAGE
+    assert not lpbnn.rank_one.stages.fills_device([fine], full)
+    assert lpbnn.rank_one.stages.fills_device([fine.expand(2, -1, -1, -1)], full)
+    assert lpbnn.rank_one.stages.fills_device([fine], lpbnn.rank_one.stages.FULL)  # compiled

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from lpbnn import methods
-from lpbnn.engine import kept
 from lpbnn.engine.step import TrainStep
+from lpbnn.kernels import recompute as kept
 
 SIZE = 8
 MAP = SIZE * 8 * 8 * 8 * 4  # bytes of eight channels of 8x8, for every example

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import lpbnn
-from lpbnn.latent import Autoencoders, LatentFactors
+from lpbnn.rank_one.vae import Autoencoders, LatentFactors
 
 
 def built(**options: Any) -> Any:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lpbnn
-from lpbnn.factors import draw_all
-from lpbnn.latent import LatentFactors, Stacks
-from lpbnn.layers import FastWeight, with_biases
+from lpbnn.rank_one.factors import draw_all
+from lpbnn.rank_one.layer import FastWeight, with_biases
+from lpbnn.rank_one.vae import LatentFactors, Stacks
 
 X = torch.linspace(-1, 1, 24).view(8, 3)
 Y = torch.tensor([0, 1] * 4)

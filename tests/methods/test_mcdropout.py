@@ -259,7 +259,7 @@ def test_tensors_without_member_rows_are_dropped_plainly() -> None:
 
 
 @pytest.mark.parametrize("task", ["classification", "regression", "segmentation"])
-def test_every_task_trains(task: lpbnn.losses.Task) -> None:
+def test_every_task_trains(task: lpbnn.likelihoods.Task) -> None:
     if task == "segmentation":
         net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 2, 1))
         x, y = torch.randn(4, 3, 6, 6), torch.ones(4, 6, 6, dtype=torch.int64)

@@ -13,7 +13,7 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.fx import GraphModule
 
 import lpbnn
-from lpbnn.methods._twice import CONVOLUTIONS, convolution
+from lpbnn.kernels.double_backward import CONVOLUTIONS, convolution
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from lpbnn.backbones._parts import conv, initialise
 from lpbnn.backbones._parts import dropout as dropout_slot
-from lpbnn.losses import at_least_float32
+from lpbnn.likelihoods import at_least_float32
 
 Norm = Literal["batch", "group"]
 
@@ -83,7 +83,7 @@ class ASPP(nn.Module):
     torch.Size([2, 8, 5, 4])
     """
 
-    # Five layers read one map of 2,048 channels: no copies of it for members (lpbnn.stages).
+    # Five layers read one map of 2,048 channels: no copies of it for members (lpbnn.rank_one).
     spread_late = True
 
     def __init__(self, inputs: int, outputs: int, rates: tuple[int, ...], style: Style) -> None:
@@ -111,7 +111,7 @@ class Refine(nn.Module):
     torch.Size([2, 5, 12, 9])
     """
 
-    # Its members may be computed one by one (lpbnn.stages): a map of one member is large enough to fill a
+    # Its members may be computed one by one (lpbnn.rank_one): a map of one member is large enough to fill a
     # GPU, and those of all would be most of the memory.
     in_turn = True
 
@@ -148,7 +148,7 @@ class Decoder(nn.Module):
     torch.Size([2, 5, 12, 9])
     """
 
-    # Two doors at which a batch becomes members (lpbnn.stages). ASPP's weights are many and its maps small:
+    # Two parts where a batch becomes members (lpbnn.rank_one). ASPP's weights are many and its maps small:
     # one member would leave a GPU half empty there.
     spread_at = ("aspp", "refine")
 

@@ -5,7 +5,7 @@ the skip of 48 channels, two 3x3 convolutions, the last layer). So the paper's v
 
 - LP-BNN: ``lpbnn.build(net, "lpbnn", include="decoder.*", task="segmentation", ...)``. The batch becomes
   members where the decoder begins: the encoder runs once per picture, ASPP for all members together, and
-  what works on large maps (``decoder.refine``) member by member where that is cheaper (``lpbnn.stages``);
+  what works on large maps (``decoder.refine``) member by member where that is cheaper (``lpbnn.rank_one``);
 - LP-BNN+GN: the same with ``norm="group", standardise=True`` for the network, which puts group norm in
   the place of the decoder's batch norm and standardises the weights of its convolutions
   (Qiao et al., 2019), :math:`\hat W = (W - \bar W) / \sigma_W` over the inputs of every output channel.

@@ -10,7 +10,7 @@ from lpbnn import backbones, data, methods
 from lpbnn.data import Splits, Task
 from lpbnn.engine.codec import settle
 from lpbnn.engine.config import RunConfig
-from lpbnn.losses import class_weights
+from lpbnn.likelihoods import class_weights
 from lpbnn.model import Model
 
 

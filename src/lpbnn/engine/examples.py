@@ -14,7 +14,7 @@ from lpbnn.data.corruptions import corrupt
 from lpbnn.engine.corruption import SEED, corruptible
 from lpbnn.engine.scoring import Predictor
 from lpbnn.model import Model
-from lpbnn.posterior import posterior
+from lpbnn.rank_one.posterior import posterior
 
 Arrays = dict[str, np.ndarray]
 SHOWN = ("gaussian_noise", "motion_blur", "fog", "jpeg_compression")  # one of each family

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from lpbnn.engine.config import RunConfig
-from lpbnn.engine.kept import compiled
 from lpbnn.engine.optim import make_optimizer, recordable, set_rate
+from lpbnn.kernels.recompute import compiled
 from lpbnn.model import LossStep, Model, Terms
-from lpbnn.norms import RowNorm
+from lpbnn.rank_one.norms import RowNorm
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric

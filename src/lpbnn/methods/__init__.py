@@ -26,9 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lpbnn.layers import SUPPORTED
-from lpbnn.losses import TASKS, Task
+from lpbnn.likelihoods import TASKS, Task
 from lpbnn.model import Model, Readout
+from lpbnn.rank_one.layer import SUPPORTED
 
 
 def names() -> list[str]:

@@ -5,8 +5,8 @@ from typing import Self
 
 from torch import Tensor, nn
 
-from lpbnn.convert import replace_modules
-from lpbnn.wrapper import Wrapper
+from lpbnn.convert.convert import replace_modules
+from lpbnn.convert.wrapper import Wrapper
 
 
 class TakenOut(Wrapper, nn.Identity):

@@ -7,15 +7,15 @@ from typing import Any
 
 from torch import nn
 
-from lpbnn.convert import convert
-from lpbnn.doors import check_stage
-from lpbnn.ensemble import BATCH_NORM_MODES, BatchNormMode
-from lpbnn.factors import INITS, Factors, Init
-from lpbnn.filters import Filter
-from lpbnn.layers import FastWeight, widths
-from lpbnn.members import BATCH_MODES, BatchMode
+from lpbnn.convert.convert import convert
+from lpbnn.convert.filters import Filter
+from lpbnn.convert.unconverted import unconverted
+from lpbnn.members.rows import BATCH_MODES, BatchMode
 from lpbnn.model import at_least_one
-from lpbnn.unconverted import unconverted
+from lpbnn.rank_one.doors import check_stage
+from lpbnn.rank_one.ensemble import BATCH_NORM_MODES, BatchNormMode
+from lpbnn.rank_one.factors import INITS, Factors, Init
+from lpbnn.rank_one.layer import FastWeight, widths
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Self
 
 from torch import Tensor, nn
 
-from lpbnn.factors import at_least_float32
+from lpbnn.rank_one.factors import at_least_float32
 
 
 class WideBuffers(nn.Module):

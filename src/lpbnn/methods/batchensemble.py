@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import nn
 
-from lpbnn.ensemble import FastWeightEnsemble
-from lpbnn.factors import PointFactors
 from lpbnn.methods._rank_one import RankOneConfig, ensemble_options, wrap
 from lpbnn.model import Model
+from lpbnn.rank_one.ensemble import FastWeightEnsemble
+from lpbnn.rank_one.factors import PointFactors
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,13 +34,13 @@ from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from lpbnn.factors import at_least_float32, full_precision
-from lpbnn.losses import check_targets
+from lpbnn.kernels.double_backward import rewrite
+from lpbnn.likelihoods import check_targets
 from lpbnn.methods._head import find_head, take_out
-from lpbnn.methods._twice import rewrite
 from lpbnn.methods._wide import WideBuffers
 from lpbnn.model import Model, Terms, as_call, batch_size, total
 from lpbnn.predict import evaluating
+from lpbnn.rank_one.factors import at_least_float32, full_precision
 
 Score = Literal["kernel", "confidence"]
 Over = Literal["mean", "sum"]

@@ -35,9 +35,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lpbnn.factors import at_least_float32, device_of
-from lpbnn.losses import check_batch, check_outputs, check_targets
+from lpbnn.likelihoods import check_batch, check_outputs, check_targets
 from lpbnn.model import Model, Terms, as_call, batch_size, total
+from lpbnn.rank_one.factors import at_least_float32, device_of
 
 Evidence = Literal["exp", "softplus", "relu"]
 Score = Literal["vacuity", "confidence"]

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lpbnn.losses import check_batch
+from lpbnn.likelihoods import check_batch
 from lpbnn.model import Model, Pass, Terms, as_call, at_least_one, batch_size, total
 
 

@@ -42,10 +42,6 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from lpbnn.ensemble import FastWeightEnsemble
-from lpbnn.factors import device_of, initial_dtype, stacked
-from lpbnn.latent import LatentFactors, Stacks
-from lpbnn.layers import Draw, with_biases
 from lpbnn.methods._rank_one import (
     RankOneConfig,
     annealed,
@@ -56,6 +52,10 @@ from lpbnn.methods._rank_one import (
 )
 from lpbnn.methods._wide import WideBuffers
 from lpbnn.model import Model, Terms, at_least_one
+from lpbnn.rank_one.ensemble import FastWeightEnsemble
+from lpbnn.rank_one.factors import device_of, initial_dtype, stacked
+from lpbnn.rank_one.layer import Draw, with_biases
+from lpbnn.rank_one.vae import LatentFactors, Stacks
 
 Weighting = Literal["balanced", "equation", "authors"]
 Noise = Literal["pass", "example"]

@@ -34,14 +34,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from lpbnn.convert import Conversion, Filter, convert, disable_fused_paths, replace_modules
-from lpbnn.doors import check_stage, raise_with, where_spread
-from lpbnn.layers import SUPPORTED
-from lpbnn.losses import check_batch
-from lpbnn.members import Places, gather, mask_places, masks_given, spread_tree
+from lpbnn.convert.convert import Conversion, Filter, convert, disable_fused_paths, replace_modules
+from lpbnn.convert.wrapper import Wrapper
+from lpbnn.likelihoods import check_batch
+from lpbnn.members.rows import Places, gather, mask_places, masks_given, spread_tree
 from lpbnn.model import Model, Pass, Terms, as_call, at_least_one, batch_size, total
-from lpbnn.stages import SpreadAt
-from lpbnn.wrapper import Wrapper
+from lpbnn.rank_one.doors import check_stage, raise_with, where_spread
+from lpbnn.rank_one.layer import SUPPORTED
+from lpbnn.rank_one.stages import SpreadAt
 
 RATE = 0.1  # of inserted dropout, unless another is given
 ALPHA = 1.7580993408473766  # minus the value at which SELU saturates: what alpha dropout puts in

@@ -33,13 +33,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lpbnn.convert import Conversion, Filter, convert
-from lpbnn.factors import device_of, full_precision, kl_to_standard_normal
-from lpbnn.losses import at_least_float32, check_batch
+from lpbnn.convert.convert import Conversion, Filter, convert
+from lpbnn.convert.unconverted import unconverted
+from lpbnn.convert.wrapper import Drawing, remember
+from lpbnn.likelihoods import at_least_float32, check_batch
 from lpbnn.methods._rank_one import annealed, check_num_data
 from lpbnn.model import Model, Pass, Terms, as_call, at_least_one, batch_size, total, two_groups
-from lpbnn.unconverted import unconverted
-from lpbnn.wrapper import Drawing, remember
+from lpbnn.rank_one.factors import device_of, full_precision, kl_to_standard_normal
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,13 +26,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from lpbnn.convert import convert
-from lpbnn.doors import raise_with
-from lpbnn.layers import SUPPORTED, TRANSPOSED
-from lpbnn.losses import check_batch, require_targets
-from lpbnn.members import Places, gather, is_batched, mask_places, masks_given, spread_tree
+from lpbnn.convert.convert import convert
+from lpbnn.convert.wrapper import Wrapper
+from lpbnn.likelihoods import check_batch, require_targets
+from lpbnn.members.rows import Places, gather, is_batched, mask_places, masks_given, spread_tree
 from lpbnn.model import Model, Terms, as_call, at_least_one, batch_size, total
-from lpbnn.wrapper import Wrapper
+from lpbnn.rank_one.doors import raise_with
+from lpbnn.rank_one.layer import SUPPORTED, TRANSPOSED
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,9 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lpbnn.ensemble import FastWeightEnsemble
-from lpbnn.factors import GaussianFactors, device_of
-from lpbnn.losses import at_least_float32
+from lpbnn.likelihoods import at_least_float32
 from lpbnn.methods._rank_one import (
     RankOneConfig,
     annealed,
@@ -28,6 +26,8 @@ from lpbnn.methods._rank_one import (
     wrap,
 )
 from lpbnn.model import Model, Terms
+from lpbnn.rank_one.ensemble import FastWeightEnsemble
+from lpbnn.rank_one.factors import GaussianFactors, device_of
 
 
 @dataclasses.dataclass(frozen=True)

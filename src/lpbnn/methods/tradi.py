@@ -51,10 +51,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lpbnn.factors import at_least_float32
 from lpbnn.methods._wide import Moments, Tensors, WideBuffers
 from lpbnn.model import Model, Pass, as_call, at_least_one, batch_size
 from lpbnn.predict import evaluating
+from lpbnn.rank_one.factors import at_least_float32
 
 UNTRACKED = (
     "tradi has tracked no step of a training, so one network answers, without epistemic uncertainty. Fix: "

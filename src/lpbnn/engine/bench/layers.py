@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from lpbnn.engine.bench.clock import interleaved, threads_of
-from lpbnn.factors import PointFactors
-from lpbnn.latent import LatentFactors
-from lpbnn.layers import FastWeight
+from lpbnn.rank_one.factors import PointFactors
+from lpbnn.rank_one.layer import FastWeight
+from lpbnn.rank_one.vae import LatentFactors
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from lpbnn import backbones
 from lpbnn.engine.bench.workload import Workload
-from lpbnn.layers import SUPPORTED, TRANSPOSED, widths
-from lpbnn.members import rows_needed
+from lpbnn.members.rows import rows_needed
+from lpbnn.rank_one.layer import SUPPORTED, TRANSPOSED, widths
 
 NUMBER = 2  # bytes, in bf16
 UNFUSED = 8  # times that autograd passes over what is scaled, a kernel for every product and sum

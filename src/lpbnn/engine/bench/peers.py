@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lpbnn.convert import convert
-from lpbnn.losses import Task
-from lpbnn.members import gather, spread
+from lpbnn.convert.convert import convert
+from lpbnn.likelihoods import Task
+from lpbnn.members.rows import gather, spread
 from lpbnn.model import Model, Terms, as_call, total
 
 BATCHENSEMBLE, LPBNN = "torch-uncertainty-batchensemble", "torch-uncertainty-lpbnn"

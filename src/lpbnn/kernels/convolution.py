@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from lpbnn.members import gather, vectors
+from lpbnn.members.rows import gather, vectors
 
 # It can be differentiated once only: False for a gradient penalty in training on a GPU.
 enabled = True

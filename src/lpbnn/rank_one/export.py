@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from lpbnn.convert import undo as undo_conversion
-from lpbnn.ensemble import FastWeightEnsemble
-from lpbnn.factors import FixedFactors
-from lpbnn.layers import FastWeight, draw_layers, member_weights
+from lpbnn.convert.convert import undo as undo_conversion
 from lpbnn.model import Model, at_least_one
-from lpbnn.norms import sum_by_rows
 from lpbnn.predict import seeded
-from lpbnn.stages import remove_hooks
+from lpbnn.rank_one.ensemble import FastWeightEnsemble
+from lpbnn.rank_one.factors import FixedFactors
+from lpbnn.rank_one.layer import FastWeight, draw_layers, member_weights
+from lpbnn.rank_one.norms import sum_by_rows
+from lpbnn.rank_one.stages import remove_hooks
 
 
 class FrozenEnsemble(FastWeightEnsemble):

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.fx import Graph
 
-from lpbnn.fastconv import Geometry, as_autocast
+from lpbnn.kernels.convolution import Geometry, as_autocast
 
 CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 

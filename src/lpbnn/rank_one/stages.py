@@ -7,9 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from lpbnn.doors import has_unconverted
-from lpbnn.layers import Draw, FastWeight, take
-from lpbnn.members import (
+from lpbnn.members.rows import (
     BatchMode,
     Places,
     Tables,
@@ -21,7 +19,9 @@ from lpbnn.members import (
     spread_tree,
     writes,
 )
-from lpbnn.norms import MemberNorm
+from lpbnn.rank_one.doors import has_unconverted
+from lpbnn.rank_one.layer import Draw, FastWeight, take
+from lpbnn.rank_one.norms import MemberNorm
 
 # Numbers in a batch that keep a device busy without a second member beside them.
 FULL = {"cpu": 2**16, "cuda": 2**19}

@@ -211,7 +211,7 @@ def require_multiple(rows: int, members: int, layer: str) -> None:
     if rows % members:
         raise ValueError(
             f"{layer!r} got {rows} rows for {members} members; rows are member-major and a multiple of "
-            "the members. Call the built model, or spread the batch first with lpbnn.members.spread."
+            "the members. Call the built model, or spread the batch first with lpbnn.members.rows.spread."
         )
 
 

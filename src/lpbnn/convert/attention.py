@@ -138,7 +138,7 @@ def _merged_mask(mask: Tensor | None, padding: Tensor | None, like: Tensor) -> T
         ):  # (B * heads, queries, keys), and the rows are B examples for J members
             rows, heads = like.shape[:2]
             merged = merged.unflatten(0, (-1, heads))
-            if merged.shape[0] != rows:  # dealt out as the examples are: lpbnn.members.spread
+            if merged.shape[0] != rows:  # dealt out as the examples are: lpbnn.members.rows.spread
                 merged = merged[torch.arange(rows, device=merged.device) % merged.shape[0]]
     if padding is not None:
         padded = additive(padding)[:, None, None, :]

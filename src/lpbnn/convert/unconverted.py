@@ -5,9 +5,9 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from lpbnn.convertible import ancestors, join
-from lpbnn.filters import Candidate, Filter, patterns, reason_to_leave
-from lpbnn.layers import SUPPORTED
+from lpbnn.convert.checks import ancestors, join
+from lpbnn.convert.filters import Candidate, Filter, patterns, reason_to_leave
+from lpbnn.rank_one.layer import SUPPORTED
 
 NOTICEABLE = 0.1  # share of the weights that nobody leaves out without knowing
 NAMED = 3  # modules in the message

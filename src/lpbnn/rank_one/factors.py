@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lpbnn.losses import at_least_float32
+from lpbnn.likelihoods import at_least_float32
 
 Init = Literal["normal", "signs"]
 INITS: tuple[str, ...] = get_args(Init)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from lpbnn.attention import PROJECTIONS, SplitAttention
-from lpbnn.convertible import ancestors, hidden_references, join, refuse_unconvertible
-from lpbnn.filters import Candidate, Filter, Pattern, matches, patterns, reason_to_leave
-from lpbnn.layers import SUPPORTED
-from lpbnn.unconverted import weigh
-from lpbnn.wrapper import Wrapper
+from lpbnn.convert.attention import PROJECTIONS, SplitAttention
+from lpbnn.convert.checks import ancestors, hidden_references, join, refuse_unconvertible
+from lpbnn.convert.filters import Candidate, Filter, Pattern, matches, patterns, reason_to_leave
+from lpbnn.convert.unconverted import weigh
+from lpbnn.convert.wrapper import Wrapper
+from lpbnn.rank_one.layer import SUPPORTED
 
 LayerFactory = Callable[[nn.Module, str], nn.Module]
 
@@ -46,8 +46,8 @@ def convert(
         ValueError: nothing matches; a pattern matches nothing; a chosen layer cannot be converted.
 
     Example:
-        >>> from lpbnn.factors import PointFactors
-        >>> from lpbnn.layers import FastWeight, widths
+        >>> from lpbnn.rank_one.factors import PointFactors
+        >>> from lpbnn.rank_one.layer import FastWeight, widths
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
         >>> factory = lambda layer, path: FastWeight(layer, PointFactors(4, *widths(layer)), path)
         >>> print(convert(net, factory, exclude="2"))

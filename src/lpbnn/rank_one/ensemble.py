@@ -8,12 +8,10 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from lpbnn.convert import replace_modules
-from lpbnn.doors import check_stage, find_stages, raise_with, where_spread
-from lpbnn.factors import Factors
-from lpbnn.layers import Draw, FastWeight, draw_layers, take
-from lpbnn.losses import check_batch, require_targets
-from lpbnn.members import (
+from lpbnn.convert.convert import replace_modules
+from lpbnn.convert.wrapper import Wrapper, remember
+from lpbnn.likelihoods import check_batch, require_targets
+from lpbnn.members.rows import (
     BatchMode,
     Places,
     batched,
@@ -27,9 +25,11 @@ from lpbnn.members import (
     spread_tree,
 )
 from lpbnn.model import Model, Terms, as_call, batch_size, total, two_groups, walk
-from lpbnn.norms import MemberNorm, is_batch_norm, sum_by_rows
-from lpbnn.stages import FULL, Cast, SpreadInTurn, fills_device
-from lpbnn.wrapper import Wrapper, remember
+from lpbnn.rank_one.doors import check_stage, find_stages, raise_with, where_spread
+from lpbnn.rank_one.factors import Factors
+from lpbnn.rank_one.layer import Draw, FastWeight, draw_layers, take
+from lpbnn.rank_one.norms import MemberNorm, is_batch_norm, sum_by_rows
+from lpbnn.rank_one.stages import FULL, Cast, SpreadInTurn, fills_device
 
 BatchNormMode = Literal["shared", "member"]
 BATCH_NORM_MODES: tuple[str, ...] = get_args(BatchNormMode)
@@ -53,7 +53,7 @@ class FastWeightEnsemble(Model):
         spread_at: path of the module where the batch becomes members, or several; "" is the whole network.
             None finds it: the smallest part that holds every converted layer, or those parts of it that
             it names. With an attribute ``in_turn = True`` they predict large batches member by member
-            (``lpbnn.stages``).
+            (``lpbnn.rank_one.stages``).
         fast_lr: learning rate of the fast weights, as a factor.
         repeat_last: share of the epochs, at the end (rounded up), that repeat the batch after all.
     """

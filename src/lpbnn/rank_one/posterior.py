@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import LowRankMultivariateNormal
 
-from lpbnn.latent import LatentFactors
-from lpbnn.layers import FastWeight
 from lpbnn.model import Model
+from lpbnn.rank_one.layer import FastWeight
+from lpbnn.rank_one.vae import LatentFactors
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@ r"""FastWeight: the one wrapper around an existing layer, y = s * W(r * x) + b, 
 Four ways to compute it, equal to rounding:
 
 - *scaled activations*: two elementwise products around one call of the layer on all rows;
-- *fast convolution*: the same, with a backward pass of its own (``lpbnn.fastconv``): training on a GPU
+- *fast convolution*: the same, with a backward pass of its own (``lpbnn.kernels``): training on a GPU
   without a compiler;
 - *member weights*: W_j = W * (s_j r_j^T), then the layer's own operation per member. It moves
   J * |W| numbers instead of two activations, which on a CPU costs a convolution 6 % and not 37 %;
@@ -19,10 +19,18 @@ from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack
 from torch.nn.utils import parametrize
 
-from lpbnn.factors import Factors, draw_all
-from lpbnn.fastconv import Geometry, geometry, member_convolution
-from lpbnn.members import Tables, plus, refuse_table, require_multiple, require_rows, spread, times
-from lpbnn.wrapper import Drawing
+from lpbnn.convert.wrapper import Drawing
+from lpbnn.kernels.convolution import Geometry, geometry, member_convolution
+from lpbnn.members.rows import (
+    Tables,
+    plus,
+    refuse_table,
+    require_multiple,
+    require_rows,
+    spread,
+    times,
+)
+from lpbnn.rank_one.factors import Factors, draw_all
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -71,7 +79,7 @@ class FastWeight(Drawing[Draw]):
     call draws its own factors. Rows are member-major (see ``lpbnn.members``).
 
     Example:
-        >>> from lpbnn.factors import PointFactors
+        >>> from lpbnn.rank_one.factors import PointFactors
         >>> layer = FastWeight(nn.Linear(3, 2), PointFactors(members=4, inputs=3, outputs=2))
         >>> tuple(layer(torch.randn(8, 3)).shape)  # two examples for each of the four members
         (8, 2)

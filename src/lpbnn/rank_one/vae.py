@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lpbnn.factors import (
+from lpbnn.likelihoods import at_least_float32
+from lpbnn.rank_one.factors import (
     Factors,
     Init,
     full_precision,
@@ -19,7 +20,6 @@ from lpbnn.factors import (
     stack,
     stacked,
 )
-from lpbnn.losses import at_least_float32
 
 LARGEST = 2.0  # of D in any direction of the codes; elsewhere it has a standard deviation of 0.5
 

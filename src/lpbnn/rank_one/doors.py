@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from torch import nn
 
-from lpbnn.layers import SUPPORTED, FastWeight
+from lpbnn.rank_one.layer import SUPPORTED, FastWeight
 
 UNCONVERTED = (*SUPPORTED, nn.RNNBase, nn.MultiheadAttention)  # what is worth running only once
 

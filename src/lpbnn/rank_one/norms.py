@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from lpbnn.losses import at_least_float32
-from lpbnn.members import gather
-from lpbnn.wrapper import Wrapper
+from lpbnn.convert.wrapper import Wrapper
+from lpbnn.likelihoods import at_least_float32
+from lpbnn.members.rows import gather
 
 IN_ONE_PASS = 2**11  # pixels of a row that a compiler sums in one piece
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

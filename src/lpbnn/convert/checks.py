@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
-from lpbnn.layers import SUPPORTED, widths
+from lpbnn.rank_one.layer import SUPPORTED, widths
 
 _REGISTRY = frozenset(vars(nn.Module()))  # torch's own dictionaries
 

@@ -1,0 +1,1 @@
+"""The member axis: expand a batch to members, run them, gather their outputs."""
