@@ -9,13 +9,21 @@ import dataclasses
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
-from lpbnn.model import Model, batch_size
+from lpbnn.model import Outputs, UncertainModel
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    num_data: int | None = None  # not needed: taken so that methods can be swapped
+    """Options of mcp: none of its own.
+
+    Args:
+        num_data: not needed; accepted so that methods can be swapped.
+        members: 1.
+    """
+
+    num_data: int | None = None
     members: int = 1
 
     def __post_init__(self) -> None:
@@ -25,15 +33,23 @@ class Config:
             )
 
 
-class Plain(Model):
-    """One network, one answer."""
+class MCP(UncertainModel):
+    """One deterministic network.
+
+    Example:
+        >>> import torch
+        >>> model = MCP(nn.Linear(4, 3))
+        >>> tuple(model(torch.randn(5, 4)).shape)  # (members, batch, classes)
+        (1, 5, 3)
+    """
 
     stochastic = False
 
-    def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
-        batch_size(args, kwargs)
-        return self.readout(self.net(*args, **kwargs)).unsqueeze(0)
+    def outputs(self, *args: Any, **kwargs: Any) -> Outputs:
+        outputs = self.run_network(*args, **kwargs)
+        return tree_map_only(Tensor, lambda output: output.unsqueeze(0), outputs)
 
 
-def build(net: nn.Module, config: Config, **model_options: Any) -> Model:
-    return Plain(net, **model_options)
+def build(net: nn.Module, config: Config, **model_options: Any) -> MCP:
+    """Wrap a network as MCP."""
+    return MCP(net, **model_options)
