@@ -16,7 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from lpbnn.members.rows import find_head_masks, find_masks, gather, is_batched, take_examples
+from lpbnn.members.rows import (
+    find_head_masks,
+    find_masks,
+    gather,
+    is_batched,
+    mask_arguments,
+    take_examples,
+)
 from lpbnn.model import UncertainModel, as_call, batch_size
 
 if TYPE_CHECKING:
@@ -120,9 +127,7 @@ def check(model: nn.Module, x: Any) -> CheckReport:
     return report
 
 
-def verify(
-    model: "MemberEnsemble", args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> CheckReport:
+def verify(model: "MemberEnsemble", args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckReport:
     """Compare every choice of expansion points with the reference, until one agrees."""
     with _unchanged(model), torch.no_grad():
         few_args, few_kwargs, rows, cut = _few_rows(model, args, kwargs)
@@ -141,12 +146,41 @@ def verify(
     return _disagreement(findings[-1], rows, independent)
 
 
+def rows_are_independent(
+    model: UncertainModel, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> bool:
+    """Return True if a model's output for an example does not depend on the other examples.
+
+    Compares the first examples of a few with and without the last of them; in evaluation mode.
+    """
+    batch = batch_size(args, kwargs)
+    if batch < 2:
+        return True
+    arguments = mask_arguments(model.networks[0])
+    if not _can_be_cut(arguments, args, kwargs):
+        return False
+    masks, few = find_masks(arguments, args, kwargs), min(batch, FEW)
+    outputs = []
+    with _unchanged(model), _quiet(model, False), torch.no_grad():
+        for count in (few, few - 1):
+            torch.manual_seed(0)
+            own = take_examples((args, kwargs), batch, list(range(count)), masks)
+            try:
+                outputs.append(tree_leaves(model.outputs(*own[0], **own[1])))
+            except Exception:
+                return False  # it needs all of them
+    for whole, part in zip(*outputs, strict=True):
+        if whole.shape[1:2] != (few,) or part.shape[1:2] != (few - 1,):
+            return False
+        if not _close(_Output("", whole[:, : few - 1]), _Output("", part)):
+            return False
+    return True
+
+
 class _Reference:
     """Two members, run one after another, in evaluation or training mode."""
 
-    def __init__(
-        self, model: Any, probe: Any, args: Any, kwargs: Any, training: bool
-    ) -> None:
+    def __init__(self, model: Any, probe: Any, args: Any, kwargs: Any, training: bool) -> None:
         self.model, self.probe, self.args, self.kwargs = model, probe, args, kwargs
         self.training = training
         with _quiet(model.net, training):
@@ -205,7 +239,9 @@ def _first_difference(
                 try:
                     result = model.run_rows(probe, args, kwargs)
                 except Exception as error:
-                    return f"the network raises {type(error).__name__}: {str(error).splitlines()[0]}"
+                    return (
+                        f"the network raises {type(error).__name__}: {str(error).splitlines()[0]}"
+                    )
             found = [*outputs, *(_Output("the output", leaf) for leaf in tree_leaves(result))]
             if difference := _compare(found, expected.members):
                 return difference + (" in training mode" if training else "")
@@ -267,18 +303,11 @@ def _dependent_rows() -> str:
 def _few_rows(model: Any, args: Any, kwargs: Any) -> tuple[Any, Any, int, bool]:
     """Return a few examples of a call, how many, and False if the call cannot be cut.
 
-    A call with integers beside the batch is not cut: they may be indices of examples (edges of a graph).
     One example is taken twice: an expansion can look right for a single row because it broadcasts.
     """
     batch = batch_size(args, kwargs)
     masks = find_masks(model.mask_arguments, args, kwargs)
-    by_head = find_head_masks(model.mask_arguments, args, kwargs, batch)
-
-    def is_index(leaf: Any) -> bool:
-        integer = isinstance(leaf, Tensor) and leaf.dim() > 0 and not leaf.is_floating_point()
-        return integer and leaf.dtype != torch.bool and not is_batched(leaf, batch, masks)
-
-    if by_head or any(is_index(leaf) for leaf in tree_leaves((args, kwargs))):
+    if not _can_be_cut(model.mask_arguments, args, kwargs):
         return args, kwargs, batch, False
     examples = [0, 0] if batch == 1 else list(range(min(batch, FEW)))
     few_args, few_kwargs = take_examples((args, kwargs), batch, examples, masks)
@@ -289,6 +318,21 @@ def _few_rows(model: Any, args: Any, kwargs: Any) -> tuple[Any, Any, int, bool]:
     except Exception:
         return args, kwargs, batch, False
     return few_args, few_kwargs, len(examples), True
+
+
+def _can_be_cut(arguments: Any, args: Any, kwargs: Any) -> bool:
+    """Return False for a call with integers beside the batch, or masks per example and head.
+
+    Integers may be indices of examples, for example the edges of a graph; an index that is out of range
+    breaks a GPU for the rest of the process.
+    """
+    batch, masks = batch_size(args, kwargs), find_masks(arguments, args, kwargs)
+    for leaf in tree_leaves((args, kwargs)):
+        if not isinstance(leaf, Tensor) or leaf.dim() == 0 or is_batched(leaf, batch, masks):
+            continue
+        if not leaf.is_floating_point() and leaf.dtype != torch.bool:
+            return False
+    return not find_head_masks(arguments, args, kwargs, batch)
 
 
 def _close(one: _Output, other: _Output) -> bool:

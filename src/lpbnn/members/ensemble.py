@@ -51,7 +51,6 @@ class MemberEnsemble(UncertainModel):
         net: the converted network.
         expand_at: path of the module in front of which the batch is expanded, or several; "" is the
             whole network; None finds it (``lpbnn.members.partial``).
-        check: compare with the reference at the first batch.
     """
 
     def __init__(
@@ -59,16 +58,12 @@ class MemberEnsemble(UncertainModel):
         net: nn.Module,
         *,
         expand_at: str | Sequence[str] | None = None,
-        check: bool = True,
-        slot: PassSlot | None = None,
         **model_options: Any,
     ) -> None:
         super().__init__(net, **model_options)
         check_expand_at(net, expand_at)
-        self.slot = slot or PassSlot()
-        self.check = check
+        self.slot = PassSlot()
         self.execution: Execution = "unchecked"
-        self.independent_rows = True  # False: an example's output depends on the other examples
         self.mask_arguments = mask_arguments(net)
         if expand_at is None:
             self.expansion_choices = self.find_expansion_points()
@@ -138,7 +133,9 @@ class MemberEnsemble(UncertainModel):
             return members * draws, batch
         if batch * members <= chunk:  # room for several draws at once
             return min(members * samples, chunk // (batch * members) * members), batch
-        if self.expand_at == [""]:  # few members with all examples: each is nearer to a plain network
+        if self.expand_at == [
+            ""
+        ]:  # few members with all examples: each is nearer to a plain network
             return max(1, chunk // batch), min(batch, chunk)
         width = min(members, chunk)
         return width, max(1, chunk // width)
@@ -176,7 +173,7 @@ class MemberEnsemble(UncertainModel):
         members = [(first + i) % self.members for i in range(count)]
         # An input that has as many rows as the members by chance could be taken for their work.
         loops = loops and not batched((args, kwargs), batch * count)
-        state = MemberPass(sampled, members, batch, mode, loops)
+        state = MemberPass(sampled.take(0, count), members, batch, mode, loops)
         if self.expand_at == [""]:
             masks = find_masks(self.mask_arguments, args, kwargs)
             args, kwargs = expand_tree((args, kwargs), batch, count, mode, masks)
@@ -221,7 +218,7 @@ class MemberEnsemble(UncertainModel):
 
     def training_mode(self, batch_mode: BatchMode) -> BatchMode:
         """Return how a training batch is expanded: examples that depend on each other stay together."""
-        return batch_mode if self.independent_rows else "repeat"
+        return "repeat" if self.independent_rows is False else batch_mode
 
     def _advice(self, error: Exception, batch: int) -> str:
         """Return what helps against an error of the network, or an empty string."""
@@ -249,13 +246,8 @@ class MemberEnsemble(UncertainModel):
         self.use_expansion_points(report.expand_at)
 
     def require_independent_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse to cut a batch into portions if its examples depend on each other."""
         self.ensure_checked(2, args, kwargs)
-        if not self.independent_rows:
-            raise ValueError(
-                "the output of an example depends on the other examples of its batch, so the batch "
-                "cannot be cut into portions. Fix: predict without chunk, or with smaller batches."
-            )
+        super().require_independent_rows(args, kwargs)
 
     def get_extra_state(self) -> Tensor:
         found = {
@@ -271,4 +263,3 @@ class MemberEnsemble(UncertainModel):
         self.execution = found["execution"]
         self.independent_rows = found["independent_rows"]
         self.use_expansion_points(found["expand_at"])
-

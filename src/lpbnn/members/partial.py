@@ -86,7 +86,9 @@ class ExpansionPoints:
             few = _members_at_a_time(examples, state)
             if few < state.count:
                 return self._run_earlier(module, args, kwargs, state, few, masks)
-        state.expanded = state.expanded or len(examples) > 0  # torch 2.11 does not compile bool(list)
+        state.expanded = (
+            state.expanded or len(examples) > 0
+        )  # torch 2.11 does not compile bool(list)
         late = state.mode == "repeat" and getattr(module, "expand_late", False)
         if late and torch.compiler.is_compiling() and _expands_in_layers(module):
             return None

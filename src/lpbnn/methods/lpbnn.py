@@ -79,7 +79,9 @@ class Config(RankOneConfig):
 
     init_std: float | None = None  # type: ignore[assignment]  # None: 0.1, or 0.5 for the paper
     num_data: int | None = None  # N, required
-    variant: Variant = "default"  # or "paper": what is learned, reconstructed, and how it is weighted
+    variant: Variant = (
+        "default"  # or "paper": what is learned, reconstructed, and how it is weighted
+    )
     weighting: Weighting | None = None  # of KL and squared error; None: the variant's
     latent: int = 32  # numbers in z
     log_variance: float = -2.0  # of z, before training
@@ -124,9 +126,7 @@ class LPBNN(WideBuffers, RankOneEnsemble):  # 1 / N of a large N is 0 in float16
             weights = [(own, b) for _, b in weights]
         return torch.tensor(weights, device=layers[0].s.device, dtype=initial_dtype()).T
 
-    def sample_training(
-        self, posterior: Any, rows_per_member: int
-    ) -> list[tuple[Tensor, Tensor]]:
+    def sample_training(self, posterior: Any, rows_per_member: int) -> list[tuple[Tensor, Tensor]]:
         copies = rows_per_member if self.training and torch.compiler.is_compiling() else 1
         return posterior.sample(1, self.noise_scale, keep_mean=True, copies=copies)
 

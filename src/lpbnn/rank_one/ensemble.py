@@ -8,6 +8,7 @@ from torch.utils._pytree import tree_leaves
 
 from lpbnn.convert.convert import replace_modules
 from lpbnn.convert.wrapper import Wrapper
+from lpbnn.likelihoods import require_targets
 from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.members.rows import BatchMode, expand_tree, row_weights, rows_needed
 from lpbnn.model import Terms, as_call, batch_size, total, two_groups
@@ -118,20 +119,21 @@ class RankOneEnsemble(MemberEnsemble):
 
     def loss(self, x: Any, y: Any, weight: Tensor | None = None) -> Terms:
         posterior = self.posterior()
-        nll = self.batch_nll(posterior, x, y, weight)
+        terms = self.batch_nll(posterior, x, y, weight)
         # Penalties of layers on several devices are on the first one's, the outputs on the last one's.
-        penalties = self.penalties(posterior)
-        return total(nll=nll, **{name: term.to(nll.device) for name, term in penalties.items()})
+        device = terms["nll"].device
+        penalties = {name: t.to(device) for name, t in self.penalties(posterior).items()}
+        return total(**terms, **penalties)
 
     def batch_nll(
         self, posterior: FactorPosterior, x: Any, y: Any, weight: Tensor | None = None
-    ) -> Tensor:
+    ) -> Terms:
         """Return the mean NLL of the members' rows; every example counts once."""
         self.likelihood.check_batch(x, y)
         args, kwargs = as_call(x)
         batch, members = batch_size(args, kwargs), self.members
-        self.likelihood.require_targets(y, batch)
         self.ensure_checked(members, args, kwargs)
+        require_targets(y, batch)
         mode = self.training_mode(self.batch_mode) if self.training else "repeat"
         rows = rows_needed(batch, members, mode)
         sampled = with_biases(self.layers, self.sample_training(posterior, rows // members))
@@ -141,7 +143,7 @@ class RankOneEnsemble(MemberEnsemble):
         if weight is not None:
             own = expand_tree(weight, batch, members, mode)
             weights = own if weights is None else own * weights
-        return self.likelihood.mean_nll(outputs, targets, weights)
+        return self.likelihood.nll_terms(outputs, targets, weights)
 
     def sample_training(
         self, posterior: FactorPosterior, rows_per_member: int
@@ -181,4 +183,3 @@ class RankOneEnsemble(MemberEnsemble):
 def _first(tensor: Tensor, count: int) -> Tensor:
     """Return ``count`` rows of a tensor, from the start again where it ends."""
     return tensor[[i % len(tensor) for i in range(count)]]
-

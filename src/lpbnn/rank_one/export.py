@@ -53,11 +53,10 @@ def freeze(model: nn.Module, *, samples: int = 1, seed: int = 0) -> FrozenEnsemb
     frozen = FrozenEnsemble(
         net,
         expand_at=ensemble.expand_at,
-        check=ensemble.check,
         likelihood=copy.deepcopy(ensemble.likelihood),
         readout=ensemble.readout,
     )
-    frozen.execution = ensemble.execution
+    frozen.check, frozen.execution = ensemble.check, ensemble.execution
     frozen.independent_rows = ensemble.independent_rows
     return frozen.requires_grad_(False).eval()
 

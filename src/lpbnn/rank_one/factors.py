@@ -101,7 +101,9 @@ class PointFactors(Factors):
     Wen, Tran, Ba: BatchEnsemble, ICLR 2020.
 
     Example:
-        >>> [(r, s)] = PointFactors.posterior([PointFactors(members=4, inputs=3, outputs=2)]).sample()
+        >>> [(r, s)] = PointFactors.posterior(
+        ...     [PointFactors(members=4, inputs=3, outputs=2)]
+        ... ).sample()
         >>> tuple(r.shape), tuple(s.shape)
         ((4, 3), (4, 2))
     """
@@ -208,7 +210,9 @@ class GaussianPosterior(FactorPosterior):
                 r, s = (
                     sample_gaussian(
                         stack_tensors([getattr(layer, f"{side}_mean") for layer in same]),
-                        F.softplus(stack_tensors([getattr(layer, f"{side}_rho") for layer in same])),
+                        F.softplus(
+                            stack_tensors([getattr(layer, f"{side}_rho") for layer in same])
+                        ),
                         samples,
                         noise_scale,
                     ).flatten(1, 2)

@@ -76,12 +76,15 @@ class RankOneLayer(Wrapper):
 
     @property
     def is_standard(self) -> bool:
-        """True if the layer is torch's own, so that its operation is known."""
-        layer = self.layer
+        """True if the layer is torch's own, so that ``_apply`` knows its operation."""
+        layer: Any = self.layer
         return (
             type(layer) in SUPPORTED
             and not parametrize.is_parametrized(layer)
             and not layer._forward_pre_hooks
+            and not (
+                isinstance(getattr(layer, "padding", 0), str) and layer.padding_mode != "zeros"
+            )
         )
 
     def extra_repr(self) -> str:
@@ -125,7 +128,7 @@ class RankOneLayer(Wrapper):
     def run_member(self, x: Tensor, factors: LayerFactors, *args: Any, **kwargs: Any) -> Tensor:
         """Return the output of one member for inputs of any shape: the reference."""
         layer, bias = self.layer, factors.bias
-        if self.is_standard and not args and not kwargs and _has_plain_padding(layer):
+        if self.is_standard and not args and not kwargs:
             weight = member_weights(layer, factors)[0]
             return _apply(layer, x, weight, None if bias is None else bias[0])
         # A layer of its own kind, or with arguments: as scaled activations, channels counted from the end.
@@ -163,18 +166,18 @@ class RankOneLayer(Wrapper):
         return weights * inputs <= x.numel() * (inputs + outputs)
 
     def _run_members_in_turn(self, x: Tensor, factors: LayerFactors) -> Tensor:
-        members = factors.members
-        if not isinstance(self.layer, nn.Linear):
-            one = [LayerFactors(*(f if f is None else f[j : j + 1] for f in factors)) for j in range(members)]
-            parts = zip(x.chunk(members), one, strict=True)
-            return torch.cat([self.run_member(part, own) for part, own in parts])
-        weights = member_weights(self.layer, factors)
-        rows = x.reshape(members, -1, x.shape[-1])
-        if factors.bias is None:
-            y = torch.bmm(rows, weights.mT)
-        else:
-            y = torch.baddbmm(factors.bias.unsqueeze(1), rows, weights.mT)
-        return y.reshape(*x.shape[:-1], -1)
+        weights, bias = member_weights(self.layer, factors), factors.bias
+        members = len(weights)
+        if isinstance(self.layer, nn.Linear):
+            rows = x.reshape(members, -1, x.shape[-1])
+            if bias is None:
+                y = torch.bmm(rows, weights.mT)
+            else:
+                y = torch.baddbmm(bias.unsqueeze(1), rows, weights.mT)
+            return y.reshape(*x.shape[:-1], -1)
+        biases = [None] * members if bias is None else bias.unbind()
+        parts = zip(x.chunk(members), weights, biases, strict=True)
+        return torch.cat([_apply(self.layer, part, weight, own) for part, weight, own in parts])
 
     def _scale_activations(
         self, x: Tensor, factors: LayerFactors, *args: Any, **kwargs: Any
@@ -190,9 +193,7 @@ def sample_layers(layers: list[RankOneLayer], samples: int = 1) -> SampledFactor
     return with_biases(layers, posterior.sample(samples))
 
 
-def with_biases(
-    layers: list[RankOneLayer], pairs: list[tuple[Tensor, Tensor]]
-) -> SampledFactors:
+def with_biases(layers: list[RankOneLayer], pairs: list[tuple[Tensor, Tensor]]) -> SampledFactors:
     """Return sampled (r, s) of every layer, with each layer's biases beside them."""
     return SampledFactors(
         layer.with_bias(r, s) for layer, (r, s) in zip(layers, pairs, strict=True)
@@ -213,12 +214,6 @@ def member_weights(layer: nn.Module, factors: LayerFactors) -> Tensor:
         outer = s.unsqueeze(3) * r.unsqueeze(2)
     outer = outer.flatten(1, 2)
     return weight * outer[(...,) + (None,) * (weight.dim() - 2)]
-
-
-def _has_plain_padding(layer: nn.Module) -> bool:
-    """True if ``_apply`` can pad as the layer does."""
-    zeros = getattr(layer, "padding_mode", "zeros") == "zeros"
-    return zeros or not isinstance(layer.padding, str)
 
 
 def _apply(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
