@@ -211,9 +211,9 @@ def _cut(
     others = {t.shape[0] for t in tensors if t.dim() > 0} - {batch}
     while step > 1 and (step in others or batch % step in others):
         step -= 1
-    arguments = mask_arguments(model.networks[0])
-    masks = find_masks(arguments, args, kwargs)
-    by_head = find_head_masks(arguments, args, kwargs, batch)
+    places = mask_arguments(model.networks[0])
+    masks = find_masks(places, args, kwargs)
+    by_head = find_head_masks(places, args, kwargs, batch)
 
     def part(rows: slice) -> Any:
         def take(x: Tensor) -> Tensor:

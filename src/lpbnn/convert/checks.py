@@ -1,4 +1,4 @@
-"""Which layers can be converted, and what is refused by name because a conversion would not do what it says."""
+"""Checks: which layers can be converted; layers whose conversion would go wrong are refused by name."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -177,8 +177,8 @@ def describe_unconverted(net: nn.Module, include: Filter = None, exclude: Filter
     return (
         f"{', '.join(listed)}{more} cannot be converted and {'keep' if paths[1:] else 'keeps'} "
         f"{share * 100:.0f} % of the weights of {type(net).__name__} as they are, the same for every "
-        f"member. If that is intended (tables of positions or queries, for example), say so: exclude={paths}. A layer that "
-        f"multiplies examples is converted as {', '.join(k.__name__ for k in SUPPORTED[:3])}, ..."
+        f"member. If that is intended (tables of positions or queries, for example), say so: exclude={paths}. "
+        f"Layers that multiply examples are converted as {', '.join(k.__name__ for k in SUPPORTED[:3])}, ..."
     )
 
 
@@ -214,7 +214,7 @@ def weigh(net: nn.Module) -> tuple[int, list[Bare]]:
 
 
 def is_matrix(parameter: Tensor) -> bool:
-    """Return True if a parameter multiplies vectors: no bias, no scale, no row (1, ...) for all examples."""
+    """Return True if a parameter multiplies vectors: no bias, no scale, no row (1, ...)."""
     if isinstance(parameter, UninitializedParameter) or parameter.dim() < 2:
         return False
     return parameter.shape[0] > 1 and sum(size > 1 for size in parameter.shape) > 1

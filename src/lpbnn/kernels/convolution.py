@@ -7,7 +7,7 @@ y = s * conv(W, r * x), rows member-major, and with g the gradient by y and h = 
     \frac{\partial L}{\partial r_j} = \sum_{rows\,of\,j, pixels} h \odot x
 
 Autograd does the same in twice as many calls, which limits training on a GPU where the host starts each of
-them, and keeps r * x too. Here x is kept, which the layer before mostly keeps as well, and multiplied again.
+them, and keeps r * x too. Here x is kept, which the layer before mostly keeps as well.
 """
 
 from typing import Any, NamedTuple

@@ -15,7 +15,7 @@ def stack_tensors(tensors: Sequence[Tensor]) -> Tensor:
     if len(tensors) == 1:
         return at_least_float32(tensors[0].unsqueeze(0))  # no copy
     if torch.compiler.is_compiling() and len(tensors) > IN_ONE_KERNEL:
-        # The compiler makes a kernel for each of more tensors than this; for a stack of stacks, one for all.
+        # With more tensors than this the compiler makes a kernel each; with a stack of stacks, one for all.
         starts = range(0, len(tensors), IN_ONE_KERNEL)
         parts = [torch.stack(list(tensors[i : i + IN_ONE_KERNEL])) for i in starts]
         return at_least_float32(torch.cat(parts))

@@ -11,7 +11,8 @@ Where dropout acts:
   for a network that has dropout of its own, they add to it.
 
 Dropout called as a function, and that inside ``nn.MultiheadAttention`` and recurrent layers, follows the
-network's mode: it is off in prediction, and a recurrent layer is named in a warning. Batch norm follows the mode too: in evaluation it uses its running statistics.
+network's mode: it is off in prediction, and recurrent layers are named in a warning. Batch norm follows the
+mode too: in evaluation it uses its running statistics.
 ``lpbnn.undo`` takes everything out again.
 
 The part of the network before the first dropout runs once per example, not once per pass: the encoder, if
