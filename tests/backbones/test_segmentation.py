@@ -32,7 +32,7 @@ def network(**options: Any) -> DeepLab:
     return net
 
 
-def build(method: str, net: DeepLab | None = None, **options: Any) -> lpbnn.Model:
+def build(method: str, net: DeepLab | None = None, **options: Any) -> lpbnn.UncertainModel:
     if method in RANK_ONE:
         options.setdefault("include", "decoder.*")
     kind: dict[str, Any] = {"task": "segmentation", "ignore_index": VOID, "num_data": 100}
@@ -52,7 +52,7 @@ def batch(size: int = 4) -> tuple[Tensor, Tensor]:
     return x, y.clone().index_fill(1, torch.arange(5), VOID)
 
 
-def fit(model: lpbnn.Model, steps: int, lr: float = 0.05) -> list[float]:
+def fit(model: lpbnn.UncertainModel, steps: int, lr: float = 0.05) -> list[float]:
     model.train()
     groups = model.parameter_groups(weight_decay=1e-4, lr=lr)
     optimizer, losses = torch.optim.SGD(groups, lr=lr, momentum=0.9), []

@@ -24,7 +24,7 @@ from lpbnn.engine.train import fit
 Make = Callable[..., RunConfig]
 
 
-def trained(config: RunConfig, splits: Splits) -> lpbnn.Model:
+def trained(config: RunConfig, splits: Splits) -> lpbnn.UncertainModel:
     model = build_model(config, DataInfo.of(splits))
     fit(model, splits, config)
     return model

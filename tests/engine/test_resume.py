@@ -18,7 +18,7 @@ from lpbnn.data import Splits
 from lpbnn.engine import EvalConfig, Interrupted, OptimConfig, RunConfig, RunError, files
 from lpbnn.engine.run import run
 from lpbnn.engine.rundir import RunDir
-from lpbnn.model import Model
+from lpbnn.model import UncertainModel
 
 Make = Callable[..., RunConfig]
 
@@ -34,7 +34,7 @@ from dataclasses import replace
 from lpbnn import data
 from lpbnn.engine import RunConfig
 from lpbnn.engine.run import run
-from lpbnn.model import Model
+from lpbnn.model import UncertainModel
 torch.set_num_threads(1)
 steps = 0
 def after_step(self, lr):
@@ -42,7 +42,7 @@ def after_step(self, lr):
     steps += 1
     if steps == 18:  # in the fifth epoch, between the checkpoints of epochs 3 and 6
         os.kill(os.getpid(), signal.SIGKILL)
-Model.after_step = after_step
+UncertainModel.after_step = after_step
 whole = data.load("digits")
 splits = replace(whole, train=whole.train.take(slice(200)), val=whole.val.take(slice(50)))
 run(RunConfig.from_json(sys.argv[1]), sys.argv[2], splits=splits)
@@ -104,13 +104,13 @@ def test_a_run_from_before_an_option_goes_on_as_it_began(
 def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = 0
 
-    def after_step(self: Model, lr: float) -> None:
+    def after_step(self: UncertainModel, lr: float) -> None:
         nonlocal steps
         steps += 1
         if steps == step:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Model, "after_step", after_step)
+    monkeypatch.setattr(UncertainModel, "after_step", after_step)
 
 
 def test_ctrl_c_leaves_a_run_to_resume_and_says_how(
@@ -154,7 +154,7 @@ def test_ctrl_c_while_evaluating(
         with pytest.raises(Interrupted, match="training is over, the evaluation was stopped"):
             run(make(), tmp_path, splits=splits)
     assert RunDir(tmp_path).state() == "unfinished"
-    monkeypatch.setattr(Model, "loss", stop)  # not a step more is trained
+    monkeypatch.setattr(UncertainModel, "loss", stop)  # not a step more is trained
     assert run(None, tmp_path, resume=True, splits=splits)["train"]["epochs"] == 2
 
 

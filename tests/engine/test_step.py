@@ -14,7 +14,7 @@ from lpbnn.engine import RunConfig
 from lpbnn.engine.build import DataInfo, build_model
 from lpbnn.engine.launch import launch
 from lpbnn.engine.step import Step, TrainStep
-from lpbnn.model import Model
+from lpbnn.model import UncertainModel
 
 Make = Callable[..., RunConfig]
 EPOCHS = 4
@@ -32,7 +32,7 @@ class Forgetful:
         return nullcontext()
 
 
-def forgotten(model: Model, config: RunConfig) -> list[int]:
+def forgotten(model: UncertainModel, config: RunConfig) -> list[int]:
     """Epochs before which a recording was given up; before the first there is none."""
     step = Step(model, config, launch(config), config.batch_size)
     step.recording = recording = Forgetful()  # type: ignore[assignment]
@@ -64,7 +64,7 @@ def test_the_epochs_that_repeat_the_batch_are_recorded_anew(
 
 
 def test_what_a_model_does_not_tell_is_recorded_in_every_epoch(make: Make, splits: Splits) -> None:
-    class Own(Model):
+    class Own(UncertainModel):
         def before_epoch(self, epoch: int, epochs: int) -> None:
             self.weight = epoch / epochs
 
@@ -80,7 +80,7 @@ def test_what_a_subclass_sets_is_not_in_the_phase_that_it_inherits(
     config = make(method)
     model = build_model(config, DataInfo.of(splits))
 
-    def before_epoch(self: Model, epoch: int, epochs: int) -> None:
+    def before_epoch(self: UncertainModel, epoch: int, epochs: int) -> None:
         self.temperature = epoch / epochs  # type: ignore[assignment]
 
     model.__class__ = type("Own", (type(model),), {"before_epoch": before_epoch})
