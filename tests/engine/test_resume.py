@@ -1,6 +1,5 @@
 """Whatever stops a run, it goes on as if nothing had happened."""
 
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import pytest
 import torch
 
 from lpbnn import data
-from lpbnn.cli import main
 from lpbnn.data import Splits
 from lpbnn.engine import EvalConfig, Interrupted, OptimConfig, RunConfig, RunError, files
 from lpbnn.engine.run import run
@@ -72,33 +70,6 @@ def test_a_killed_run_ends_with_the_same_weights(make: Make, tmp_path: Path) -> 
         row["loss"] for row in RunDir(tmp_path / "through").log()
     ]
     assert len(files.read_json(killed / "environment.json")["sessions"]) == 2
-
-
-def test_a_run_from_before_an_option_goes_on_as_it_began(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What it did then, not what the option's default is now; nothing was changed by whoever resumes."""
-    then = {"reconstruct": "draws", "train_decoder": True}
-    config = replace(
-        make("lpbnn", epochs=4, checkpoint_every=1), method_options={**then, "members": 2}
-    )
-    with monkeypatch.context() as patch:
-        interrupt_at(25, patch)
-        with pytest.raises(Interrupted):
-            run(config, tmp_path / "old")
-    old = RunDir(tmp_path / "old")
-    stored = files.read_json(old / "config.json")
-    for option in (*then, "by_width"):
-        del stored["method_options"][option]
-    files.write_json(old / "config.json", stored)
-    assert old.config().method_options["reconstruct"] == "draws"
-    shutil.copytree(old.path, tmp_path / "command")
-    run(None, old.path, resume=True)
-    assert main(["train", "--resume", str(tmp_path / "command")]) in (None, 0)
-    run(config, tmp_path / "through")
-    through = RunDir(tmp_path / "through").state_dict()
-    assert same(old.state_dict(), through)
-    assert same(RunDir(tmp_path / "command").state_dict(), through)
 
 
 def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,8 +31,8 @@ TRIES = 3  # a GPU that others use at the same time may refuse a recording once
 class TrainStep(LossStep):
     """The model's loss as a forward pass, compiled for batches of one size if ``compiled_for`` is given.
 
-    On a GPU the batch norms behind the points where the batch is expanded become ``RowNorm``, whose sums a
-    compiler fuses with those of the member factors; ``restore_batch_norms`` undoes that.
+    In a compiled step the batch norms behind the points where the batch is expanded become ``RowNorm``, whose
+    sums a compiler fuses with those of the member factors on a GPU; ``restore_batch_norms`` undoes that.
 
     Fabric's ``mark_forward_method("loss")`` would do for DDP, but on a single device it bypasses autocast.
     """
@@ -55,7 +55,7 @@ class TrainStep(LossStep):
 
     def _compiled(self, x: Any) -> Callable[..., Terms]:
         check(self.model, x)  # here, because a comparison cannot be part of a compiled graph
-        if isinstance(self.model, RankOneEnsemble) and next(self.model.parameters()).is_cuda:
+        if isinstance(self.model, RankOneEnsemble):
             for path in self.model.expand_at:
                 use_row_norms(self.model.net.get_submodule(path))
         labels = self.model.task == "classification"  # one softmax for each example, not each pixel
