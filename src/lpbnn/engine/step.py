@@ -70,7 +70,9 @@ class Step:
         size: examples of a full batch in this process; only full ones are compiled and recorded.
     """
 
-    def __init__(self, model: UncertainModel, config: RunConfig, fabric: "Fabric", size: int) -> None:
+    def __init__(
+        self, model: UncertainModel, config: RunConfig, fabric: "Fabric", size: int
+    ) -> None:
         self.model, self.config, self.fabric, self.size = model, config, fabric, size
         recorded = records(config, fabric)
         optimizer = make_optimizer(model, config, fabric.device, capturable=recorded)

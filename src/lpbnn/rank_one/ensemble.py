@@ -133,6 +133,8 @@ class RankOneEnsemble(MemberEnsemble):
         args, kwargs = as_call(x)
         batch, members = batch_size(args, kwargs), self.members
         self.ensure_checked(members, args, kwargs)
+        if self.independent_rows is False:
+            batch = len(tree_leaves(y)[0])  # the batch may be another dimension of the inputs
         require_targets(y, batch)
         mode = self.training_mode(self.batch_mode) if self.training else "repeat"
         rows = rows_needed(batch, members, mode)
