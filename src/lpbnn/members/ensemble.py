@@ -216,10 +216,6 @@ class MemberEnsemble(UncertainModel):
             outputs.append(output)
         return outputs[0] if count == 1 else tree_map(lambda *own: torch.cat(own), *outputs)
 
-    def training_mode(self, batch_mode: BatchMode) -> BatchMode:
-        """Return how a training batch is expanded: examples that depend on each other stay together."""
-        return "repeat" if self.independent_rows is False else batch_mode
-
     def _advice(self, error: Exception, batch: int) -> str:
         """Return what helps against an error of the network, or an empty string."""
         return "" if self.expand_at == [""] else self.points.advice()
