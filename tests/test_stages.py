@@ -264,7 +264,9 @@ def test_a_promise_that_is_not_kept_is_told_and_without_one_members_stay_togethe
     net = EncoderDecoder(Odd())
     model = lpbnn.build(net, "batchensemble", members=3, include="decoder", task="segmentation")
     x = torch.randn(2, 3, 5, 5)
-    with pytest.raises(RuntimeError, match="Odd has loop_members = True and got 2 rows, but returned"):
+    with pytest.raises(
+        RuntimeError, match="Odd has loop_members = True and got 2 rows, but returned"
+    ):
         lpbnn.predict(model, x)
     net.decoder.in_turn = False
     assert lpbnn.predict(model, x).members.shape == (3, 2, 3, 5, 5)

@@ -17,7 +17,9 @@ SIZES = list(itertools.product(range(1, 10), range(1, 6)))
 METHODS = ("lpbnn", "batchensemble", "rank1")
 
 
-def build(kind: str, method: str = "lpbnn", members: int = 4, **options: object) -> lpbnn.UncertainModel:
+def build(
+    kind: str, method: str = "lpbnn", members: int = 4, **options: object
+) -> lpbnn.UncertainModel:
     net = settle(NETWORKS[kind]())
     if method != "batchensemble":
         options = {"num_data": 100, **options}

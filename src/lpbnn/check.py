@@ -109,10 +109,6 @@ def check(model: nn.Module, x: Any) -> CheckReport:
     from lpbnn.predict import unwrap
 
     inner = unwrap(model)
-    if not isinstance(inner, UncertainModel):
-        raise TypeError(
-            f"check takes a model that lpbnn.build returned; got {type(model).__name__}."
-        )
     args, kwargs = as_call(x)
     batch_size(args, kwargs)
     if not isinstance(inner, MemberEnsemble):
@@ -204,7 +200,7 @@ class _Reference:
 
 
 class _Output:
-    """The output of a layer, or of the network, in one call."""
+    """The input or output of a layer, or the output of the network, in one call."""
 
     def __init__(self, name: str, value: Tensor) -> None:
         self.name, self.value = name, value.detach().clone()
@@ -367,15 +363,16 @@ def _close(a: Tensor, b: Tensor) -> bool:
 
 @contextmanager
 def _recorded(model: Any) -> Iterator[list[_Output]]:
-    """Record the outputs of the converted layers, in the order of their calls."""
+    """Record inputs and outputs of the converted layers, in the order of their calls."""
     outputs: list[_Output] = []
     with ExitStack() as stack:
         for path, module in model.net.named_modules():
             if model.is_converted(module):
 
                 def record(layer: Any, args: Any, output: Any, path: str = path) -> None:
-                    if isinstance(output, Tensor):
-                        outputs.append(_Output(repr(path), output))
+                    # The input too: a weight of zeros would hide that its rows are mixed.
+                    outputs.append(_Output(f"the input of {path!r}", args[0]))
+                    outputs.append(_Output(f"the output of {path!r}", output))
 
                 handle = module.register_forward_hook(record)
                 stack.callback(handle.remove)

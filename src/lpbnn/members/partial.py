@@ -161,15 +161,21 @@ def _own_arguments(call: Any, state: MemberPass, start: int, count: int, masks: 
 def find_expansion_points(net: nn.Module, is_converted: IsConverted) -> list[list[str]]:
     """Return choices of expansion points, those that share most of the network first.
 
-    The last choice is the whole network, [""]. The first is the deepest: it descends into every module that
-    has unconverted layers. It can be wrong (a skip may go around a point), so ``lpbnn.check`` compares each
-    choice with the reference; without a check, use ``safe_expansion_points``.
+    The first choice is the deepest: it descends into every module that has unconverted layers. The next ones
+    use the modules around these points, and the last is the whole network, [""]. A choice can be wrong (a
+    skip may go around a point), so ``lpbnn.check`` compares each with the reference, in this order; without
+    a check, use ``safe_expansion_points``.
     """
-    safe = safe_expansion_points(net, is_converted)
-    if safe == [""] or _named_points("", net, is_converted):
-        return [safe] if safe == [""] else [safe, [""]]
+    if not has_unconverted(net, is_converted):
+        return [[""]]
     deepest = _descend("", net, is_converted)
-    choices = [deepest, safe, [""]]
+    depth = max(point.count(".") for point in deepest)
+    choices = [deepest]
+    for level in range(depth, 0, -1):
+        outer = list(dict.fromkeys(".".join(point.split(".")[:level]) for point in deepest))
+        if all(_is_called(net.get_submodule(point)) for point in outer):
+            choices.append(outer)
+    choices += [safe_expansion_points(net, is_converted), [""]]
     return [choice for i, choice in enumerate(choices) if choice not in choices[:i]]
 
 
