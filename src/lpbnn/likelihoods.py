@@ -73,7 +73,6 @@ class Likelihood(nn.Module):
         if dim not in (1, -1):
             raise ValueError(f"dim={dim!r}: expected 1, right after the batch, or -1, the last.")
         self.dim = dim
-        self.member_dim = 2 if dim == 1 else -1  # the same axis in outputs (S, n, ...) of members
 
     def nll(self, outputs: Any, targets: Any) -> Tensor:
         """Return the negative log-likelihood of every row, (n,), or cell (pixel, token), (n, ...).
@@ -105,7 +104,7 @@ class Likelihood(nn.Module):
         if row_weights is not None:
             each = _per_cell(row_weights, cells)
             cells, counts = cells * each, counts * each
-        return cells.sum() / at_least_tiny(counts.sum())
+        return weighted_mean(cells.sum(), counts.sum())
 
     def nll_terms(
         self, outputs: Any, targets: Any, row_weights: Tensor | None = None
@@ -188,7 +187,7 @@ class Categorical(Likelihood):
         if row_weights is not None or targets.is_floating_point() or self.task != "classification":
             return super().mean_nll(outputs, targets, row_weights)
         nll = self._cross_entropy(outputs, targets, "sum")  # one kernel
-        return nll / at_least_tiny(self.weights(targets).to(nll.dtype).sum())
+        return weighted_mean(nll, self.weights(targets).to(nll.dtype).sum())
 
     def weights(self, targets: Tensor) -> Tensor:
         """Return the class weight of each label, (n, ...), or 1 without such weights; 0 if ignored."""
@@ -206,8 +205,9 @@ class Categorical(Likelihood):
     def summary(self, outputs: Tensor) -> Summary:
         """Return probabilities, in the shape of the outputs (S, B, C, ...), and entropies (S, B, ...)."""
         self.check_outputs(outputs.shape[1:])
-        probs = at_least_float32(outputs).softmax(self.member_dim)
-        return Summary(probs, entropy(probs, self.member_dim))
+        axis = member_axis(self.dim)
+        probs = at_least_float32(outputs).softmax(axis)
+        return Summary(probs, entropy(probs, axis))
 
     def total(self, average: Tensor) -> Tensor:
         return entropy(average, self.dim)
@@ -272,19 +272,21 @@ class Categorical(Likelihood):
         if targets.is_floating_point():
             targets = targets.to(outputs.dtype).movedim(self.dim, 1)
             return F.cross_entropy(outputs, targets, weight, reduction=reduction)
-        ignored = self.ignore_index
         try:
             return F.cross_entropy(
-                outputs, targets, weight, ignore_index=ignored, reduction=reduction
+                outputs, targets, weight, ignore_index=self.ignore_index, reduction=reduction
             )
         except IndexError as error:  # a CPU reads every label anyway
-            classes = outputs.shape[1]
-            wrong = targets[(targets != ignored) & ((targets < 0) | (targets >= classes))]
-            raise IndexError(
-                f"labels are 0 to {classes - 1}, for the network's {classes} outputs, or ignore_index="
-                f"{ignored}; got {wrong.unique().tolist()[:5]}. Fix: as many outputs as classes; for a "
-                "label that does not count, build(..., ignore_index=that label)."
-            ) from error
+            raise self.label_error(targets, outputs.shape[1]) from error
+
+    def label_error(self, targets: Tensor, classes: int) -> IndexError:
+        """Return the error for labels that are neither a class nor ignored."""
+        wrong = targets[(targets != self.ignore_index) & ((targets < 0) | (targets >= classes))]
+        return IndexError(
+            f"labels are 0 to {classes - 1}, for the network's {classes} outputs, or ignore_index="
+            f"{self.ignore_index}; got {wrong.unique().tolist()[:5]}. Fix: as many outputs as classes; "
+            "for a label that does not count, build(..., ignore_index=that label)."
+        )
 
 
 class Segmentation(Categorical):
@@ -348,7 +350,7 @@ class Gaussian(Likelihood):
                 f"regression needs outputs (batch, {per_target} per target, ...); the network gave "
                 f"{tuple(outputs.shape[members:])}. Fix: for one number per example, output.unsqueeze(1)."
             )
-        axis = self.member_dim if members else self.dim
+        axis = member_axis(self.dim) if members else self.dim
         if outputs.shape[axis] % per_target:
             raise ValueError(
                 f"a regression network has two outputs per target (mean, variance); got "
@@ -641,9 +643,19 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
-def at_least_tiny(weight: Tensor) -> Tensor:
-    """Return a positive divisor, so that the mean of a batch in which nothing counts is 0, not NaN."""
-    return weight.clamp_min(torch.finfo(weight.dtype).tiny)
+def weighted_mean(total: Tensor, weight: Tensor) -> Tensor:
+    """Return total / weight, and 0 for a batch in which nothing counts: a mean over nothing is NaN."""
+    return total / weight.clamp_min(torch.finfo(weight.dtype).tiny)
+
+
+def member_axis(dim: int) -> int:
+    """Return the place of an axis of rows (n, ...) in outputs (S, n, ...) of members.
+
+    Example:
+        >>> member_axis(1), member_axis(-1)
+        (2, -1)
+    """
+    return dim + 1 if dim > 0 else dim
 
 
 def entropy(probs: Tensor, dim: int = 1) -> Tensor:
