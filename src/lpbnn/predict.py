@@ -151,8 +151,8 @@ def predict(
     batch = batch_size(args, kwargs)
     width, step = model.portion(batch, samples, chunk)
     calls = _cut(model, args, kwargs, batch, step)
-    several = isinstance(model.likelihood, MultiHead)
-    heads = model.likelihood.heads if several else {"": model.likelihood}
+    likelihood = model.likelihood
+    heads = likelihood.heads if isinstance(likelihood, MultiHead) else {"": likelihood}
     sums = [{name: Strips(model, heads[name], keep_members) for name in heads} for _ in calls]
     with evaluating(model), torch.no_grad():
         if len(calls) > 1:
@@ -161,14 +161,15 @@ def predict(
             for run in model.passes(samples, width):
                 for (part_args, part_kwargs), part in zip(calls, sums, strict=True):
                     # The outputs are gone before the next pass makes its own.
-                    _add(part, run(*part_args, **part_kwargs), several)
+                    _add(part, run(*part_args, **part_kwargs))
     found = {name: merge([part[name].finish() for part in sums]) for name in heads}
-    return found if several else found[""]  # type: ignore[return-value]
+    # The annotation is for the usual case, one head: a type checker cannot tell the two apart.
+    return found if isinstance(likelihood, MultiHead) else found[""]  # type: ignore[return-value]
 
 
-def _add(part: "dict[str, Strips]", outputs: Any, several: bool) -> None:
+def _add(part: "dict[str, Strips]", outputs: Any) -> None:
     for name, strips in part.items():
-        strips.add(outputs[name] if several else outputs)
+        strips.add(outputs if isinstance(outputs, Tensor) else outputs[name])
 
 
 def unwrap(model: nn.Module) -> UncertainModel:
@@ -308,13 +309,14 @@ class Strips:
 
     def __init__(self, model: UncertainModel, likelihood: Likelihood, keep: bool) -> None:
         self.model, self.likelihood, self.keep = model, likelihood, keep
+        self.in_strips = likelihood.cellwise and likelihood.dim == 1 and not keep
         self.parts: list[Sums] = []
         self.dim = 0
 
     def add(self, outputs: Tensor) -> None:
         """Add outputs (s, b, ...) of members."""
         strips: tuple[Tensor, ...] = (outputs,)
-        if self.likelihood.cellwise and not self.keep and outputs.dim() > 3:
+        if self.in_strips and outputs.dim() > 3:
             self.dim = 3 - outputs.dim()  # the height of a map, counted from the end
             count = -(-outputs[0].numel() // AT_ONCE)
             strips = outputs.split(-(-outputs.shape[3] // count), 3)
