@@ -1,6 +1,6 @@
 """UncertainModel: what every method returns, and the only thing that prediction and training know."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import add
 from typing import Any
@@ -159,6 +159,18 @@ def two_groups(
         _group("slow", slow, weight_decay, lr),
         _group("fast", fast, 0.0, None if lr is None else lr * fast_lr),
     ]
+
+
+def stack_members(outputs: Sequence[Outputs]) -> Outputs:
+    """Return the outputs (B, ...) of S members as (S, B, ...), head by head if there are several.
+
+    Example:
+        >>> tuple(stack_members([torch.zeros(5, 3), torch.ones(5, 3)]).shape)
+        (2, 5, 3)
+    """
+    if isinstance(outputs[0], Mapping):
+        return {name: stack_members([each[name] for each in outputs]) for name in outputs[0]}
+    return torch.stack(list(outputs)) if len(outputs) > 1 else outputs[0].unsqueeze(0)
 
 
 def total(**terms: Tensor) -> Terms:

@@ -8,10 +8,9 @@ Hendrycks, Gimpel: A baseline for detecting misclassified and out-of-distributio
 import dataclasses
 from typing import Any
 
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch import nn
 
-from lpbnn.model import Outputs, UncertainModel
+from lpbnn.model import Outputs, UncertainModel, stack_members
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +45,7 @@ class MCP(UncertainModel):
     stochastic = False
 
     def outputs(self, *args: Any, **kwargs: Any) -> Outputs:
-        outputs = self.run_network(*args, **kwargs)
-        return tree_map_only(Tensor, lambda output: output.unsqueeze(0), outputs)
+        return stack_members([self.run_network(*args, **kwargs)])
 
 
 def build(net: nn.Module, config: Config, **model_options: Any) -> MCP:
