@@ -1,161 +1,152 @@
-"""What every method gives back: a network, a likelihood, and a way to be uncertain."""
+"""UncertainModel: what every method returns, and the only thing that prediction and training know."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from lpbnn.likelihoods import (
-    Task,
-    at_least_float32,
-    check_batch,
-    check_outputs,
-    nll,
-    split_gaussian,
-)
-
-if TYPE_CHECKING:
-    from lpbnn.prediction import Prediction
+from lpbnn.likelihoods import Categorical, Likelihood, member_rows
 
 Terms = dict[str, Tensor]
-Pass = Callable[..., Tensor]
+Outputs = Any  # a tensor (S, B, ...), or a dict of such tensors for a network with several heads
+Pass = Callable[..., Outputs]
+Readout = Callable[[Any], Outputs]
 NOT_GIVEN: Any = object()
-Readout = Callable[[Any], Tensor]
 
 
-class Model(nn.Module):
-    """The contract of all methods; ``lpbnn.predict`` and the engine know nothing else.
+class UncertainModel(nn.Module):
+    """A network, a likelihood, and a way to be uncertain about the network's weights.
 
-    A method defines ``outputs`` and, where it has them, its own ``loss``, ``passes``, ``likelihood``,
-    ``score``, ``parameter_groups`` and hooks.
+    A method defines ``outputs`` and, where it differs from one network, ``loss``, ``passes``,
+    ``parameter_groups``, ``ood_score`` and the hooks ``before_epoch``, ``after_step`` and ``after_fit``.
 
     Args:
         net: any module.
-        task: "classification", "segmentation" or "regression".
-        readout: takes the output tensor out of what ``net`` returns, where that is not a tensor.
-        ignore_index: the label that does not count (void pixels).
-        class_weights: one weight per class in the likelihood.
+        likelihood: scores the outputs against targets and summarises them (``lpbnn.likelihoods``).
+        readout: picks the output tensor from what ``net`` returns, if that is not a tensor.
     """
 
-    members: int = 1  # predictions that one pass gives
-    stochastic: bool = True  # whether a second pass differs from the first
-    in_rows: bool = True  # whether members go through the network together, as rows, or in turn
-    # shared_part: members may go in turn behind a part that all of them share, so that one pass of it can
-    # serve several draws. nothing_shared: a few members at a time compute nothing again.
-    shared_part: bool = False
-    nothing_shared: bool = False
-    # Set by a training loop that calls every hook below: no method need tell of one that was forgotten.
-    calls_all_hooks: bool = False
+    members: int = 1  # predictions that one pass returns
+    stochastic: bool = True  # True if a second pass differs from the first
+    check: bool = True  # False: trust the network, compare nothing with the reference
+    independent_rows: bool | None = (
+        None  # False if examples depend on each other; None: not compared
+    )
 
     def __init__(
         self,
         net: nn.Module,
-        task: Task = "classification",
+        likelihood: Likelihood | None = None,
         readout: Readout | None = None,
-        ignore_index: int = -100,
-        class_weights: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.net = net
-        self.task: Task = task
-        self.readout = readout or read_output
-        self.ignore_index = ignore_index
-        self.register_buffer("class_weights", class_weights, persistent=False)
+        self.likelihood = (likelihood or Categorical()).to(output_device(net))
+        self.readout = readout or self.likelihood.read_output
+
+    @property
+    def task(self) -> str:
+        """The likelihood's task, for example "classification"."""
+        return self.likelihood.task
 
     @property
     def networks(self) -> list[nn.Module]:
-        """What a user gave, or would compile: the network, or those of an ensemble of several."""
+        """The user's network, or the J networks of a Deep Ensemble."""
         return [self.net]
 
     # The first argument stands alone so that torch.export's dynamic_shapes can be given as usual.
-    def forward(self, x: Any = NOT_GIVEN, /, *args: Any, **kwargs: Any) -> Tensor:
-        """Every member's outputs for every example, (S, B, C, ...); arguments are the network's."""
+    def forward(self, x: Any = NOT_GIVEN, /, *args: Any, **kwargs: Any) -> Outputs:
+        """Return every member's outputs, (S, B, C, ...); the arguments are the network's."""
         return self.outputs(*(args if x is NOT_GIVEN else (x, *args)), **kwargs)
 
-    def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
-        """What a method defines: the outputs (S, B, C, ...) of its members."""
+    def outputs(self, *args: Any, **kwargs: Any) -> Outputs:
+        """Return the outputs (S, B, C, ...) of the members."""
         raise NotImplementedError
 
-    def loss(self, x: Any, y: Tensor) -> Terms:
-        """The training loss and its terms by name; ``loss`` is the sum of the others."""
-        check_batch(x, y, self.task)
+    def run_network(self, *args: Any, **kwargs: Any) -> Outputs:
+        """Run the network once and return its outputs (B, C, ...)."""
+        batch_size(args, kwargs)
+        return self.readout(self.net(*args, **kwargs))
+
+    def loss(self, x: Any, y: Any, weight: Tensor | None = None) -> Terms:
+        """Return the training loss and its named terms; ``loss`` is the sum of the others.
+
+        Args:
+            x: the inputs: a tensor, a tuple of arguments, or a mapping of keyword arguments.
+            y: the targets, as the likelihood expects them.
+            weight: (B,), how much each example counts; None counts all equally.
+        """
+        self.likelihood.check_batch(x, y)
         args, kwargs = as_call(x)
         outputs = self.outputs(*args, **kwargs)
-        return total(
-            nll=self.nll(outputs.flatten(0, 1), y.repeat(len(outputs), *(1,) * (y.dim() - 1)))
-        )
-
-    def nll(self, outputs: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Mean negative log-likelihood of rows of outputs."""
-        return nll(outputs, y, self.task, weights, self.class_weights, self.ignore_index)  # type: ignore[arg-type]
+        return total(**self.likelihood.nll_terms(*member_rows(outputs, y, weight)))
 
     def passes(self, samples: int, width: int) -> Iterator[Pass]:
-        """Functions of the inputs that each stand for up to ``width`` members, fixed while in use.
+        """Yield functions of the inputs that each run up to ``width`` members, fixed while in use.
 
-        Together they give ``samples`` draws of every member. A deterministic model gives one.
+        Together they give ``samples`` draws of every member. A deterministic model yields one.
         """
         for _ in range(samples if self.stochastic else 1):
             yield self
 
-    def likelihood(self, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Member outputs (S, B, ...) to what is averaged: probabilities, or means and variances."""
-        check_outputs(outputs.shape[1:], self.task)
-        if self.task == "regression":
-            return split_gaussian(outputs)
-        return at_least_float32(outputs).softmax(2), None
+    def portion(self, batch: int, samples: int, chunk: int | None) -> tuple[int, int]:
+        """Return how many members and how many examples go into one pass of a prediction.
 
-    def strangeness(self, outputs: Tensor) -> Tensor | None:
-        """The method's own uncertainty of member outputs, (S, B, ...), where probabilities lose it."""
+        Args:
+            batch: examples to predict.
+            samples: draws of each member.
+            chunk: upper bound for rows (member, example) in the network at once; None sets no bound.
+        """
+        return self.members, batch if chunk is None else min(chunk, batch)
+
+    def require_independent_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse to take a batch apart if its examples depend on each other; compare them once.
+
+        Called before a prediction is cut into portions, and before a method mixes examples in training.
+        """
+        if self.independent_rows is None and self.check and not torch.compiler.is_compiling():
+            from lpbnn.check import rows_are_independent  # imports point the other way
+
+            self.independent_rows = rows_are_independent(self, args, kwargs)
+        if self.independent_rows is False:
+            raise ValueError(
+                "the output of an example depends on the other examples of its batch, so the batch "
+                "cannot be taken apart. Fix: predict without chunk, or choose a method that runs whole "
+                "batches, such as 'lpbnn'."
+            )
+
+    def ood_score(self, outputs: Tensor) -> Tensor | None:
+        """Return the method's own OOD score of member outputs, (S, B, ...), higher is stranger.
+
+        None if the method has no score besides the one that follows from its probabilities.
+        """
         return None
 
     def parameter_groups(
         self, weight_decay: float = 0.0, lr: float | None = None
     ) -> list[dict[str, Any]]:
-        """Groups for any torch optimizer: what decays and what does not."""
+        """Return parameter groups for any torch optimizer: with and without weight decay."""
         return [_group("slow", list(self.parameters()), weight_decay, lr)]
 
-    def score(self, prediction: "Prediction") -> Tensor:
-        """How strange each input looks, higher is stranger: 1 - max probability, or the variance."""
-        if not hasattr(prediction, "strangeness"):
-            raise TypeError(
-                f"score takes what lpbnn.predict returned; got {type(prediction).__name__}. "
-                "Fix: model.score(lpbnn.predict(model, x))."
-            )
-        if prediction.strangeness is not None:
-            return prediction.strangeness
-        if self.task == "regression":
-            return prediction.total.sum(-1)
-        return 1 - prediction.confidence
-
     def before_epoch(self, epoch: int, epochs: int) -> None:
-        """A training loop calls this before every epoch (from 0) of ``epochs``: annealing.
+        """Anneal; a training loop calls this before every epoch (from 0) of ``epochs``.
 
-        What it changes is best a buffer: a compiled step is compiled anew for another Python number.
+        It may change buffers only: a compiled or recorded step does not see other attributes change.
         """
-
-    def look_again(self) -> None:
-        """Notice layers that were replaced; called before a compiled step, which does not look itself."""
-
-    def phase(self) -> object:
-        """What ``before_epoch`` sets beside buffers: a step recorded in one phase is replayed in no other.
-
-        To be overridden with ``before_epoch``, in the same class; where it is not, every epoch is a phase
-        of its own.
-        """
-        return None
 
     def after_step(self, lr: float | Tensor = 0.0) -> None:
-        """A training loop calls this after every optimizer step, gradients still there, with its rate.
+        """Update running statistics; a training loop calls this after every optimizer step.
 
-        The rate is a tensor where the step is recorded as a CUDA graph: to be computed with, not read.
+        The gradients are still there. ``lr`` is a tensor if the step is recorded as a CUDA graph: compute
+        with it, do not read it.
         """
 
-    def after_fit(self, batches: Iterable[tuple[Any, Tensor]]) -> None:
-        """A training loop calls this at the end, with the training batches: last statistics."""
+    def after_fit(self, batches: Iterable[Any]) -> None:
+        """Finish training; a training loop calls this once, with the batches (x, y), or the inputs x."""
 
 
 def _group(
@@ -172,7 +163,7 @@ def two_groups(
     lr: float | None,
     fast_lr: float,
 ) -> list[dict[str, Any]]:
-    """Slow weights decay; fast ones do not, and may learn at their own rate (a factor of ``lr``)."""
+    """Return slow weights with decay, and fast weights without it at ``fast_lr`` times the rate."""
     if lr is None and fast_lr != 1:
         raise ValueError(
             f"the fast weights learn at {fast_lr} times the rate, so the rate must be known here. "
@@ -184,16 +175,33 @@ def two_groups(
     ]
 
 
+def stack_members(outputs: Sequence[Outputs]) -> Outputs:
+    """Return the outputs (B, ...) of S members as (S, B, ...), head by head if there are several.
+
+    Example:
+        >>> tuple(stack_members([torch.zeros(5, 3), torch.ones(5, 3)]).shape)
+        (2, 5, 3)
+    """
+    if isinstance(outputs[0], Mapping):
+        return {name: stack_members([each[name] for each in outputs]) for name in outputs[0]}
+    return torch.stack(list(outputs)) if len(outputs) > 1 else outputs[0].unsqueeze(0)
+
+
 def total(**terms: Tensor) -> Terms:
-    """{"loss": the sum, ...the terms}."""
-    return {"loss": reduce(add, terms.values()), **terms}
+    """Return {"loss": the sum of the terms, ...the terms}; "nll/head" is a part of "nll" and not added.
+
+    Example:
+        >>> parts = {"nll": torch.tensor(3.0), "nll/a": torch.tensor(3.0), "kl": torch.tensor(1.0)}
+        >>> total(**parts)["loss"]
+        tensor(4.)
+    """
+    return {"loss": reduce(add, [v for name, v in terms.items() if "/" not in name]), **terms}
 
 
 class LossStep(nn.Module):
-    """``loss`` as a forward: what DistributedDataParallel, FSDP or Accelerate should wrap.
+    """``model.loss`` as a forward: what DistributedDataParallel, FSDP or Accelerate should wrap.
 
-    They synchronise gradients of what goes through ``forward``; a call of ``ddp.module.loss`` goes past
-    them.
+    They synchronise the gradients of what goes through ``forward``; ``ddp.module.loss`` bypasses them.
 
     Example:
         >>> import lpbnn
@@ -202,47 +210,36 @@ class LossStep(nn.Module):
         ['loss', 'nll']
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: UncertainModel) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, x: Any, y: Tensor) -> Terms:
-        return self.model.loss(x, y)
+    def forward(self, x: Any, y: Any, weight: Tensor | None = None) -> Terms:
+        return self.model.loss(x, y, weight)
 
 
 def at_least_one(name: str, value: Any) -> int:
-    """An integer of at least 1, of any integer type (numpy's too)."""
+    """Return an integer of at least 1, given as any integer type (numpy's too)."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < 1:
         raise ValueError(f"{name}={value!r}: expected an integer of at least 1.")
     return value.__index__()
 
 
-def walk(net: nn.Module, into: Callable[[nn.Module], bool] | None = None) -> Iterator[nn.Module]:
-    """``net.modules()``, in its order and several times as fast, for what is walked at every call.
-
-    Args:
-        into: which modules to look below of; all of them by default.
-    """
-    stack, seen = [net], set()
-    while stack:
-        module = stack.pop()
-        if module in seen:
-            continue
-        seen.add(module)
-        yield module
-        if module._modules and (into is None or into(module)):
-            stack += [child for child in reversed(module._modules.values()) if child is not None]
+def output_device(net: nn.Module) -> torch.device:
+    """Return the device of the outputs: that of the last parameter, for a network on several devices."""
+    found = [tensor.device for tensor in (*net.buffers(), *net.parameters())]
+    return found[-1] if found else torch.device("cpu")
 
 
 def as_call(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A batch as the network takes it: a tensor, a tuple of arguments, or a mapping of keywords."""
+    """Return a batch as arguments: a tensor, a tuple of arguments, or a mapping of keywords."""
     if isinstance(x, Mapping):
         return (), dict(x)
     return tuple(x) if isinstance(x, tuple | list) else (x,), {}
 
 
 def batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """The examples in a call; refuses what no network of ours can take."""
+    """Return the number of examples in a call: the first dimension of its first tensor."""
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     if not tensors:
         given = ", ".join(type(value).__name__ for value in (*args, *kwargs.values())) or "nothing"
@@ -261,23 +258,3 @@ def batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
             "Fix: x.float() / 255, then the normalisation the network was trained with."
         )
     return first.shape[0]
-
-
-def read_output(output: Any) -> Tensor:
-    """The tensor of outputs in what a network returns: itself, ["out"], ["logits"] or .logits."""
-    if isinstance(output, Tensor):
-        return output
-    if isinstance(output, Mapping):
-        for key in ("out", "logits"):
-            if key in output:
-                return output[key]
-    logits = getattr(output, "logits", None)
-    if isinstance(logits, Tensor):
-        return logits
-    given = (
-        f"a mapping with {list(output)}" if isinstance(output, Mapping) else type(output).__name__
-    )
-    raise TypeError(
-        f"the network returned {given}; expected a tensor, or a mapping with 'out' or 'logits'. "
-        "Fix: build(..., readout=lambda output: output[0])."
-    )

@@ -1,21 +1,111 @@
-"""Prediction: the mean over members of the probabilities, and what the members disagree about."""
+"""Prediction: average what the members say, and measure how much they disagree."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from lpbnn.members.rows import is_batched, mask_places, masks_by_head, masks_given
-from lpbnn.model import LossStep, Model, as_call, at_least_one, batch_size, walk
-from lpbnn.prediction import Prediction, Strips, merge
+from lpbnn.likelihoods import Likelihood, MultiHead, Summary
+from lpbnn.members.rows import find_head_masks, find_masks, is_batched, mask_arguments
+from lpbnn.model import LossStep, UncertainModel, as_call, at_least_one, batch_size
 
-# Members behind a shared part that one pass of it serves: their outputs are all there at its end.
-TOGETHER = 16
-# What a model may be given in, beside torch.compile's own wrapper.
-WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, LossStep)
+# Outputs that are summarised together, 32 MiB of float32: more than any batch of labels has.
+AT_ONCE = 2**23
+# Modules that hold a model and change nothing in its predictions; torch.compile's has "_orig_mod".
+WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel, LossStep)
+
+
+@dataclass(frozen=True, repr=False)
+class Prediction:
+    r"""The averaged prediction of S members and its uncertainty, for every example (pixel, token).
+
+    - Classes: ``probs`` are the mean probabilities; total = H(mean p), aleatoric = mean H(p), epistemic =
+      their difference, the mutual information of label and member, in nats. Shapes (B, ...).
+    - Several labels: the same for every label, (B, K, ...).
+    - Numbers: ``mean``; aleatoric = mean variance, epistemic = variance of the means, total = their sum,
+      all of the targets' shape (B, K, ...). A custom likelihood has ``values`` and the same uncertainties.
+
+    Args:
+        task: the likelihood's task.
+        average: what the likelihood averages over members: ``probs``, ``mean`` or ``values``, (B, ...).
+        aleatoric: the uncertainty that members see in the data.
+        epistemic: the disagreement of the members.
+        ood_score: (B, ...), higher for inputs unlike the training data: the method's own score, or 1 - the
+            largest probability, or the summed total uncertainty.
+        members: (S, B, ...), the values of every member; None if they were not kept.
+        member_variances: (S, B, ...), the variances of every member of a regression.
+        quantity: the name of ``average``.
+        class_dim: the axis of ``average`` that sums to one; None if none does.
+
+    Example:
+        >>> import lpbnn
+        >>> p = predict(lpbnn.build(nn.Linear(4, 3), "ensemble", members=5), torch.randn(2, 4))
+        >>> p
+        Prediction(classification, probs of shape (2, 3), members: 5)
+        >>> torch.allclose(p.total, p.aleatoric + p.epistemic), p.labels.shape, p.ood_score.shape
+        (True, torch.Size([2]), torch.Size([2]))
+    """
+
+    task: str
+    average: Tensor
+    aleatoric: Tensor
+    epistemic: Tensor
+    ood_score: Tensor
+    members: Tensor | None = None
+    member_variances: Tensor | None = None
+    quantity: Literal["probs", "mean", "values"] = "probs"
+    class_dim: int | None = 1
+
+    def __repr__(self) -> str:
+        kept = "not kept" if self.members is None else len(self.members)
+        shape = tuple(self.average.shape)
+        return f"Prediction({self.task}, {self.quantity} of shape {shape}, members: {kept})"
+
+    @property
+    def total(self) -> Tensor:
+        """The total uncertainty: aleatoric + epistemic."""
+        return self.aleatoric + self.epistemic
+
+    @property
+    def values(self) -> Tensor:
+        """The average over members, whatever the likelihood averages."""
+        return self.average
+
+    @property
+    def probs(self) -> Tensor:
+        """Mean probabilities: (B, C, ...) of classes, or (B, K, ...) of labels."""
+        self._require("probs", "probs")
+        return self.average
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of the members' means, (B, K, ...)."""
+        self._require("mean", "mean")
+        return self.average
+
+    @property
+    def labels(self) -> Tensor:
+        """The most probable class, (B, ...); of several labels True for the probable ones, (B, K, ...)."""
+        self._require("labels", "probs")
+        return self.average > 0.5 if self.class_dim is None else self.average.argmax(self.class_dim)
+
+    @property
+    def confidence(self) -> Tensor:
+        """The probability that each of ``labels`` is right, in its shape."""
+        self._require("confidence", "probs")
+        if self.class_dim is None:
+            return torch.maximum(self.average, 1 - self.average)
+        return self.average.amax(self.class_dim)
+
+    def _require(self, name: str, quantity: str) -> None:
+        if self.quantity != quantity:
+            instead = "total" if name == "confidence" else self.quantity
+            raise AttributeError(f"a {self.task} prediction has no {name}; use {instead}.")
 
 
 def predict(
@@ -28,119 +118,244 @@ def predict(
     seed: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Prediction:
-    """Every example by every member, ``samples`` draws each; the probabilities are averaged.
+    """Predict every example with every member, ``samples`` draws each, and average.
 
     Args:
-        x: the inputs: a tensor, a tuple of arguments or a mapping of keywords.
+        model: what ``lpbnn.build`` or ``lpbnn.freeze`` returned. The model inside of ``torch.compile``,
+            ``DataParallel``, ``DistributedDataParallel``, ``AveragedModel`` or ``LossStep`` is used
+            directly. It runs in evaluation mode and gets its modes back.
+        x: the inputs: a tensor, a tuple of arguments or a mapping of keywords. One of them is cut into
+            parts with the batch if its first dimension is that of the first.
         samples: draws of each of the J members; S = samples * J.
-        chunk: at most this many rows (member, example) go through the network at once. The answer
-            does not depend on it.
+        chunk: at most this many rows (member, example) are in the network at once. The result does not
+            depend on it.
         keep_members: False keeps running sums only, so memory does not grow with the samples.
         seed: makes the draws repeatable and leaves torch's generators as they were.
         generator: the same, seeded from this generator.
 
-    An input counts as batched if its first dimension is that of the first input. The model is put in
-    evaluation mode and given back as it was. One model serves one thread at a time: give each thread its
-    own ``copy.deepcopy``. Of a model in ``torch.compile`` or ``DistributedDataParallel`` the model itself
-    is called, without them.
+    Returns:
+        The prediction; for a network with several heads a dict of them, by name.
 
     Example:
         >>> import lpbnn
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-        >>> model = lpbnn.build(net, "lpbnn", members=4, num_data=100)
-        >>> p = predict(model, torch.randn(5, 4), samples=2, seed=0)
+        >>> model = lpbnn.build(net, "ensemble", members=4)
+        >>> p = predict(model, torch.randn(5, 4))
         >>> tuple(p.probs.shape), tuple(p.members.shape), tuple(p.epistemic.shape)
-        ((5, 3), (8, 5, 3), (5,))
+        ((5, 3), (4, 5, 3), (5,))
     """
-    model = _unwrapped(model)
-    if not isinstance(model, Model):
-        raise TypeError(
-            f"predict takes a model that lpbnn.build or lpbnn.freeze returned; got "
-            f"{type(model).__name__}. A plain network becomes one with lpbnn.build(net, 'mcp')."
-        )
+    model = unwrap(model)
     samples = at_least_one("samples", samples)
     chunk = None if chunk is None else at_least_one("chunk", chunk)
     args, kwargs = as_call(x)
     batch = batch_size(args, kwargs)
-    width, step = _portions(batch, model, samples, chunk)
-    step = _unmistakable(step, batch, (args, kwargs))
-    places = mask_places(model.networks[0])
-    masks = masks_given(places, args, kwargs)
-    by_head = masks_by_head(places, args, kwargs, batch)
-    sums: list[Strips] = []
-    with evaluating(model), seeded(seed, generator, model), torch.no_grad():
-        for run in model.passes(samples, width):
-            for index, start in enumerate(range(0, batch, step)):
-                part_args, part_kwargs = _part(
-                    (args, kwargs), batch, slice(start, start + step), masks, by_head
-                )
-                if index == len(sums):
-                    sums.append(Strips(model.task, keep_members))
-                # The outputs are gone before the next pass makes its own.
-                sums[index].add(model, run(*part_args, **part_kwargs))
-    return merge([part.finish() for part in sums])
+    width, step = model.portion(batch, samples, chunk)
+    calls = _cut(model, args, kwargs, batch, step)
+    several = isinstance(model.likelihood, MultiHead)
+    heads = model.likelihood.heads if several else {"": model.likelihood}
+    sums = [{name: Strips(model, heads[name], keep_members) for name in heads} for _ in calls]
+    with evaluating(model), torch.no_grad():
+        if len(calls) > 1:
+            model.require_independent_rows(args, kwargs)
+        with seeded(seed, generator, model):
+            for run in model.passes(samples, width):
+                for (part_args, part_kwargs), part in zip(calls, sums, strict=True):
+                    # The outputs are gone before the next pass makes its own.
+                    _add(part, run(*part_args, **part_kwargs), several)
+    found = {name: merge([part[name].finish() for part in sums]) for name in heads}
+    return found if several else found[""]  # type: ignore[return-value]
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside of torch.compile, DataParallel, DistributedDataParallel or ``LossStep``."""
-    while isinstance(model, nn.Module) and not isinstance(model, Model):
-        names = ("_orig_mod", "module", "model") if isinstance(model, WRAPPERS) else ("_orig_mod",)
-        inner = next((model._modules[name] for name in names if name in model._modules), None)
-        if inner is None:
+def _add(part: "dict[str, Strips]", outputs: Any, several: bool) -> None:
+    for name, strips in part.items():
+        strips.add(outputs[name] if several else outputs)
+
+
+def unwrap(model: nn.Module) -> UncertainModel:
+    """Return the model inside of the wrappers that ``predict`` takes; refuse anything else.
+
+    Example:
+        >>> import lpbnn
+        >>> model = lpbnn.build(nn.Linear(4, 3), "mcp")
+        >>> unwrap(AveragedModel(LossStep(model))).task
+        'classification'
+    """
+    inner = model
+    while isinstance(inner, nn.Module) and not isinstance(inner, UncertainModel):
+        names = ("_orig_mod", "module", "model") if isinstance(inner, WRAPPERS) else ("_orig_mod",)
+        found = next((inner._modules[name] for name in names if name in inner._modules), None)
+        if found is None:
             break
-        model = inner
-    return model
+        inner = found
+    if isinstance(inner, UncertainModel):
+        return inner
+    held = inner.named_modules() if isinstance(inner, nn.Module) else ()
+    path = next((path for path, module in held if isinstance(module, UncertainModel)), None)
+    advice = "A plain network becomes one with lpbnn.build(net, 'mcp')."
+    if path is not None:
+        advice = f"It holds one as {path!r}, around which it may compute more; give that one."
+    raise TypeError(
+        "predict takes a model that lpbnn.build or lpbnn.freeze returned; got "
+        f"{type(inner).__name__}. {advice}"
+    )
 
 
-def _portions(batch: int, model: Model, samples: int, chunk: int | None) -> tuple[int, int]:
-    """Members and examples per pass, so that at most ``chunk`` rows are in the network at once."""
-    members = model.members
-    if chunk is None:
-        draws = min(samples, max(1, TOGETHER // members)) if model.shared_part else 1
-        return members * draws, batch
-    if not model.in_rows:
-        return members, min(chunk, batch)
-    if batch * members <= chunk:  # room for several draws at once
-        return min(members * samples, chunk // (batch * members) * members), batch
-    if model.nothing_shared:  # few members with all examples: each is nearer to a plain network
-        return max(1, chunk // batch), min(batch, chunk)
-    width = min(members, chunk)
-    return width, max(1, chunk // width)
-
-
-def _unmistakable(step: int, batch: int, call: Any) -> int:
-    """A portion of another size than any input that is no batch, so that none is taken for examples."""
-    others = {
-        leaf.shape[0]
-        for leaf in tree_leaves(call)
-        if isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] != batch
-    }
+def _cut(
+    model: UncertainModel, args: tuple[Any, ...], kwargs: dict[str, Any], batch: int, step: int
+) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Return the arguments of one call for every ``step`` examples."""
     if step >= batch:
-        return step
+        return [(args, kwargs)]
+    # A part may not have as many rows as an input that is not a batch: it would be taken for one.
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    others = {t.shape[0] for t in tensors if t.dim() > 0} - {batch}
     while step > 1 and (step in others or batch % step in others):
         step -= 1
-    return step
+    places = mask_arguments(model.networks[0])
+    masks = find_masks(places, args, kwargs)
+    by_head = find_head_masks(places, args, kwargs, batch)
+
+    def part(rows: slice) -> Any:
+        def take(x: Tensor) -> Tensor:
+            if any(x is mask for mask in by_head):
+                return x.unflatten(0, (batch, -1))[rows].flatten(0, 1)
+            return x[rows] if is_batched(x, batch, masks) else x
+
+        return tree_map_only(Tensor, take, (args, kwargs))
+
+    return [part(slice(start, start + step)) for start in range(0, batch, step)]
 
 
-def _part(
-    call: Any, batch: int, rows: slice, masks: Sequence[Tensor], by_head: Sequence[Tensor]
-) -> Any:
-    if rows.start == 0 and rows.stop >= batch:
-        return call
+class Sums:
+    """Running sums over members; the members themselves only if they are to be kept.
 
-    def cut(x: Tensor) -> Tensor:
-        if any(x is mask for mask in by_head):
-            return x.unflatten(0, (batch, -1))[rows].flatten(0, 1)
-        return x[rows] if is_batched(x, batch, masks) else x
+    Probabilities and entropies are plain sums until ``finish``. Values with variances are running means,
+    by Welford's update, so that a large mean does not drown the variance.
+    """
 
-    return tree_map_only(Tensor, cut, call)
+    def __init__(self, likelihood: Likelihood, keep: bool) -> None:
+        self.likelihood = likelihood
+        self.kept: list[tuple[Tensor, Tensor | None]] | None = [] if keep else None
+        self.count = 0
+        self.mean = self.within = self.between = torch.zeros(())
+        self.own: Tensor | None = None  # sum of the method's own scores
+
+    def add(self, summary: Summary, own: Tensor | None) -> None:
+        """Add members: their summary, and their OOD scores (s, b, ...) if the method has its own."""
+        if own is not None:
+            scores = own.sum(0)
+            self.own = scores if self.own is None else self.own + scores
+        if self.kept is not None:
+            self.kept.append((summary.values, summary.variances))
+        # One member after the other: the sum is the same to the last bit however members are divided.
+        add_one = self._add_to_sum if self.likelihood.information else self._add_to_mean
+        for value, within in zip(summary.values, summary.aleatoric, strict=True):
+            add_one(value, within)
+
+    def _add_to_sum(self, value: Tensor, within: Tensor) -> None:
+        if self.count == 0:
+            self.mean, self.within = value, within
+        elif self.count == 1:  # the first sum gets its own memory; the summary is not changed
+            self.mean, self.within = self.mean + value, self.within + within
+        else:
+            self.mean, self.within = self.mean.add_(value), self.within.add_(within)
+        self.count += 1
+
+    def _add_to_mean(self, value: Tensor, within: Tensor) -> None:
+        self.count += 1
+        if self.count == 1:
+            self.mean, self.within = value.clone(), within.clone()
+            self.between = torch.zeros((), dtype=value.dtype, device=value.device)
+            return
+        delta = value - self.mean
+        self.mean = self.mean.add_(delta, alpha=1 / self.count)
+        self.within = self.within.add_((within - self.within), alpha=1 / self.count)
+        self.between = self.between + delta * (value - self.mean)
+
+    def finish(self) -> Prediction:
+        """Return the prediction of the members added."""
+        likelihood = self.likelihood
+        if likelihood.information:
+            if self.count > 1:
+                self.mean, self.within = self.mean.div_(self.count), self.within.div_(self.count)
+            total = likelihood.total(self.mean)
+            epistemic = (total - self.within).clamp_min(0)  # rounding alone goes below
+        else:
+            epistemic = (self.between / self.count).expand_as(self.mean)
+            total = self.within + epistemic
+        own = None if self.own is None else self.own / self.count
+        kept = self.kept or []
+        variances = [each for _, each in kept if each is not None]
+        return Prediction(
+            task=likelihood.task,
+            average=self.mean,
+            aleatoric=self.within,
+            epistemic=epistemic,
+            ood_score=likelihood.ood_score(self.mean, total) if own is None else own,
+            members=torch.cat([values for values, _ in kept]) if kept else None,
+            member_variances=torch.cat(variances) if variances else None,
+            quantity=likelihood.quantity,
+            class_dim=likelihood.class_dim,
+        )
+
+
+class Strips:
+    """Sums over members for maps, in strips of a map if it has many pixels.
+
+    The probabilities of one member for a street scene, and what they are computed through, would take more
+    memory than the network itself.
+    """
+
+    def __init__(self, model: UncertainModel, likelihood: Likelihood, keep: bool) -> None:
+        self.model, self.likelihood, self.keep = model, likelihood, keep
+        self.parts: list[Sums] = []
+        self.dim = 0
+
+    def add(self, outputs: Tensor) -> None:
+        """Add outputs (s, b, ...) of members."""
+        strips: tuple[Tensor, ...] = (outputs,)
+        if self.likelihood.cellwise and not self.keep and outputs.dim() > 3:
+            self.dim = 3 - outputs.dim()  # the height of a map, counted from the end
+            count = -(-outputs[0].numel() // AT_ONCE)
+            strips = outputs.split(-(-outputs.shape[3] // count), 3)
+        for i, strip in enumerate(strips):
+            if i == len(self.parts):
+                self.parts.append(Sums(self.likelihood, self.keep))
+            # The probabilities of all members for every pixel would be most of the memory.
+            few = max(1, AT_ONCE // max(1, strip[0].numel()))
+            for members in strip.split(few):
+                self.parts[i].add(self.likelihood.summary(members), self.model.ood_score(members))
+
+    def finish(self) -> Prediction:
+        """Return the prediction for whole maps."""
+        return merge([part.finish() for part in self.parts], self.dim)
+
+
+def merge(parts: list[Prediction], dim: int = 0) -> Prediction:
+    """Join predictions of parts of a batch (dimension 0), or of strips of its maps.
+
+    Example:
+        >>> import lpbnn
+        >>> model, x = lpbnn.build(nn.Linear(4, 3), "mcp"), torch.randn(5, 4)
+        >>> merge([predict(model, part) for part in x.split(2)]).probs.shape
+        torch.Size([5, 3])
+    """
+    if len(parts) == 1:
+        return parts[0]
+    joined: dict[str, Any] = {}
+    for field in fields(Prediction):
+        found = [getattr(part, field.name) for part in parts]
+        along = 1 if dim == 0 and field.name.startswith("member") else dim
+        joined[field.name] = torch.cat(found, along) if isinstance(found[0], Tensor) else found[0]
+    return Prediction(**joined)
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in walk(model)]
+    """Put a model in evaluation mode inside the block, and every module back in its own mode after it."""
+    modes = [(module, module.training) for module in model.modules()]
     if not any(mode for _, mode in modes):
-        yield  # as it is between most predictions: setting flags is slow
+        yield  # as between most predictions: setting flags is slow
         return
     model.eval()
     try:
@@ -152,7 +367,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int | None, generator: torch.Generator | None, model: nn.Module) -> Iterator[None]:
-    """Torch's global generators, seeded inside the block and as they were after it."""
+    """Seed torch's global generators inside the block, and leave them as they were after it."""
     if seed is not None and generator is not None:
         raise ValueError("give seed or generator, not both.")
     if generator is not None:

@@ -5,11 +5,10 @@ r"""Deep Ensembles: J independent networks from J initial weights; their probabi
 The members are trained together and stay independent: **the gradient of every member is the one it
 would have alone**, so learning rate, weight decay and schedule are those of a single network. The
 reported ``nll`` is the mean over members, comparable with other methods; its gradient is that of the sum.
-(Only clipping by a global norm ties members together: it sees them all at once.)
+(Only clipping by a global norm couples the members: it uses the norm over all of them.)
 
-All members see the same batches in the same order; what makes them differ is where they begin. For data
-orders of their own, train separate runs and join them: ``lpbnn join`` makes a run of finished runs,
-``from_members`` a model of finished networks.
+All members see the same batches in the same order; they differ by their initial weights. For a data order
+per member, train separate runs and make an ensemble of them: ``from_members``.
 
 The first member is the given network, the others are copies with initial weights of their own.
 
@@ -27,19 +26,35 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lpbnn.likelihoods import check_batch
-from lpbnn.model import Model, Pass, Terms, as_call, at_least_one, batch_size, total
+from lpbnn.likelihoods import as_likelihood
+from lpbnn.methods.mcp import MCP
+from lpbnn.model import (
+    Outputs,
+    Pass,
+    Terms,
+    UncertainModel,
+    as_call,
+    at_least_one,
+    batch_size,
+    stack_members,
+    total,
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Options of ensemble: how many networks, and what of the given one they do not share at first."""
+    """Options of ensemble.
 
-    members: int = 4  # J
-    # What is drawn anew in every member but the first: "all", "none" (for weights that are loaded
-    # afterwards), or path globs ("head", ["decoder.*", "head"]) for a pretrained network.
+    Args:
+        members: J, the number of networks.
+        reinit: what is initialised anew in every member but the first: "all", "none" (for weights that are
+            loaded afterwards), or path globs ("head", ["decoder.*", "head"]) for a pretrained network.
+        num_data: not needed, there is no KL; accepted so that methods can be swapped.
+    """
+
+    members: int = 4
     reinit: str | Sequence[str] = "all"
-    num_data: int | None = None  # not needed: there is no KL; taken so that methods can be swapped
+    num_data: int | None = None
 
     def __post_init__(self) -> None:
         at_least_one("members", self.members)
@@ -51,11 +66,20 @@ class Config:
             )
 
 
-class DeepEnsemble(Model):
-    """J networks in an ``nn.ModuleList``."""
+class DeepEnsemble(UncertainModel):
+    """J networks in an ``nn.ModuleList``.
+
+    Args:
+        nets: the networks.
+        options: ``likelihood`` and ``readout`` of ``UncertainModel``.
+
+    Example:
+        >>> model = DeepEnsemble([nn.Linear(4, 3), nn.Linear(4, 3)])
+        >>> tuple(model(torch.randn(5, 4)).shape)  # (members, batch, classes)
+        (2, 5, 3)
+    """
 
     stochastic = False
-    in_rows = False
     net: nn.ModuleList
 
     def __init__(self, nets: Sequence[nn.Module], **options: Any) -> None:
@@ -66,26 +90,33 @@ class DeepEnsemble(Model):
     def networks(self) -> list[nn.Module]:
         return list(self.net)
 
-    def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
-        return self._some(slice(None), *args, **kwargs)
+    def outputs(self, *args: Any, **kwargs: Any) -> Outputs:
+        return self._outputs_of(slice(None), *args, **kwargs)
 
-    def _some(self, members: slice, *args: Any, **kwargs: Any) -> Tensor:
+    def _outputs_of(self, members: slice, *args: Any, **kwargs: Any) -> Outputs:
         batch_size(args, kwargs)
-        return torch.stack([self.readout(net(*args, **kwargs)) for net in self.net[members]])
+        return stack_members([self.readout(net(*args, **kwargs)) for net in self.net[members]])
 
     def passes(self, samples: int, width: int) -> Iterator[Pass]:
         for start in range(0, self.members, width):
-            yield partial(self._some, slice(start, start + width))
+            yield partial(self._outputs_of, slice(start, start + width))
 
-    def loss(self, x: Any, y: Tensor) -> Terms:
-        check_batch(x, y, self.task)
+    def loss(self, x: Any, y: Any, weight: Tensor | None = None) -> Terms:
+        self.likelihood.check_batch(x, y)
         args, kwargs = as_call(x)
-        mean = torch.stack([self.nll(outputs, y) for outputs in self(*args, **kwargs)]).mean()
+        batch_size(args, kwargs)
+        each = [
+            self.likelihood.nll_terms(self.readout(net(*args, **kwargs)), y, weight)
+            for net in self.net
+        ]
+        means = {name: torch.stack([terms[name] for terms in each]).mean() for name in each[0]}
         # The value of the mean with the gradient of the sum: see the top of the file.
-        return total(nll=mean + (self.members - 1) * (mean - mean.detach()))
+        others = self.members - 1
+        return total(**{k: mean + others * (mean - mean.detach()) for k, mean in means.items()})
 
 
-def build(net: nn.Module, config: Config, **model_options: Any) -> Model:
+def build(net: nn.Module, config: Config, **model_options: Any) -> DeepEnsemble:
+    """Make an ensemble of a network and copies of it with initial weights of their own."""
     chosen = _chosen(net, config.reinit)
     nets = [net, *(copy.deepcopy(net) for _ in range(config.members - 1))]
     for member in nets[1:]:
@@ -93,10 +124,15 @@ def build(net: nn.Module, config: Config, **model_options: Any) -> Model:
     return DeepEnsemble(nets, **model_options)
 
 
-def from_members(nets: Sequence[nn.Module], **model_options: Any) -> DeepEnsemble:
-    """An ensemble of finished networks, or of models that are one deterministic network each.
+def from_members(
+    nets: Sequence[nn.Module], *, likelihood: Any = None, readout: Any = None
+) -> DeepEnsemble:
+    """Make an ensemble of finished networks, or of models built with "mcp".
 
-    ``model_options`` (task, readout, ...) default to those of the first model, where one is given.
+    Args:
+        nets: the members.
+        likelihood: what ``build`` takes; by default that of the first model, or classification.
+        readout: the same.
 
     Example:
         >>> import lpbnn
@@ -109,30 +145,35 @@ def from_members(nets: Sequence[nn.Module], **model_options: Any) -> DeepEnsembl
     if len({id(net) for net in nets}) < len(nets):
         raise ValueError("the same network is given twice: it would count double. Give copies.")
     first = nets[0]
-    if isinstance(first, Model):
-        names = ("task", "readout", "ignore_index", "class_weights")
-        model_options = {name: getattr(first, name) for name in names} | model_options
-    return DeepEnsemble([_single(net) for net in nets], **model_options)
+    if isinstance(first, MCP) and likelihood is None:
+        likelihood, readout = first.likelihood, readout or first.readout
+    return DeepEnsemble(
+        [_single(net) for net in nets], likelihood=as_likelihood(likelihood), readout=readout
+    )
 
 
 def _single(net: nn.Module) -> nn.Module:
-    if not isinstance(net, Model):
+    if not isinstance(net, UncertainModel):
         return net
-    if net.members > 1 or net.stochastic or type(net).likelihood is not Model.likelihood:
+    if not isinstance(net, MCP):
         raise TypeError(
-            f"a member is one deterministic network with the task's usual likelihood; got "
-            f"{type(net).__name__}. Members are plain networks, or built with 'mcp'."
+            f"a member is one deterministic network; got {type(net).__name__}. Fix: give plain "
+            "networks, or models built with 'mcp'."
         )
     return net.net
 
 
 def redraw(net: nn.Module, chosen: set[str]) -> None:
-    """Draw the own parameters of the chosen modules anew, at the scale that they have now.
+    """Initialise the own parameters of the chosen modules anew, at the scale that they have now.
 
     ``reset_parameters`` alone would undo what the network's author chose (He's gain, a last layer at
-    zero, ...), and the members would not be networks of one kind. So a draw is brought to the root mean
-    square of what it replaces, and a constant stays. Parameters of modules that cannot reset themselves
-    (class tokens, parametrised weights) are shuffled. What is frozen stays: it could never learn.
+    zero, ...), and the members would not be networks of one kind. So a new value is rescaled to the root
+    mean square of the one it replaces, and a constant stays. Parameters of modules that cannot reset
+    themselves (class tokens, parametrised weights) are shuffled. Frozen parameters stay: they cannot learn.
+
+    Args:
+        net: changed in place.
+        chosen: paths of modules.
     """
     given = {
         name: parameter.detach().clone()
@@ -170,7 +211,7 @@ def _rescale(drawn: Tensor, given: Tensor) -> None:
 
 
 def _chosen(net: nn.Module, reinit: str | Sequence[str]) -> set[str]:
-    """The paths of the modules that are drawn anew."""
+    """Return the paths of the modules to initialise anew."""
     paths = {path for path, _ in net.named_modules()}
     if reinit == "all":
         return paths

@@ -8,14 +8,21 @@ Hendrycks, Gimpel: A baseline for detecting misclassified and out-of-distributio
 import dataclasses
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from lpbnn.model import Model, batch_size
+from lpbnn.model import Outputs, UncertainModel, stack_members
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    num_data: int | None = None  # not needed: taken so that methods can be swapped
+    """Options of mcp: none of its own.
+
+    Args:
+        num_data: not needed; accepted so that methods can be swapped.
+        members: 1.
+    """
+
+    num_data: int | None = None
     members: int = 1
 
     def __post_init__(self) -> None:
@@ -25,15 +32,22 @@ class Config:
             )
 
 
-class Plain(Model):
-    """One network, one answer."""
+class MCP(UncertainModel):
+    """One deterministic network.
+
+    Example:
+        >>> import torch
+        >>> model = MCP(nn.Linear(4, 3))
+        >>> tuple(model(torch.randn(5, 4)).shape)  # (members, batch, classes)
+        (1, 5, 3)
+    """
 
     stochastic = False
 
-    def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
-        batch_size(args, kwargs)
-        return self.readout(self.net(*args, **kwargs)).unsqueeze(0)
+    def outputs(self, *args: Any, **kwargs: Any) -> Outputs:
+        return stack_members([self.run_network(*args, **kwargs)])
 
 
-def build(net: nn.Module, config: Config, **model_options: Any) -> Model:
-    return Plain(net, **model_options)
+def build(net: nn.Module, config: Config, **model_options: Any) -> MCP:
+    """Wrap a network as MCP."""
+    return MCP(net, **model_options)
