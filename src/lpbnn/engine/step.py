@@ -55,7 +55,9 @@ class TrainStep(LossStep):
 
     def _compiled(self, x: Any) -> Callable[..., Terms]:
         model = self.model
-        if isinstance(model, MemberEnsemble):  # here: a comparison cannot be part of a compiled graph
+        if isinstance(
+            model, MemberEnsemble
+        ):  # here: a comparison cannot be part of a compiled graph
             model.ensure_checked(model.members, *as_call(x))
         if isinstance(model, RankOneEnsemble):
             for path in model.expand_at:
@@ -72,7 +74,9 @@ class Step:
         size: examples of a full batch in this process; only full ones are compiled and recorded.
     """
 
-    def __init__(self, model: UncertainModel, config: RunConfig, fabric: "Fabric", size: int) -> None:
+    def __init__(
+        self, model: UncertainModel, config: RunConfig, fabric: "Fabric", size: int
+    ) -> None:
         self.model, self.config, self.fabric, self.size = model, config, fabric, size
         recorded = records(config, fabric)
         optimizer = make_optimizer(model, config, fabric.device, capturable=recorded)
