@@ -149,7 +149,7 @@ class MemberEnsemble(UncertainModel):
     ) -> Outputs:
         """Return the outputs of all rows, member-major, by the execution that was found to be right."""
         self.ensure_checked(sampled.count, args, kwargs)
-        if self.execution == "loop":
+        if self.execution == "loop" or sampled.count == 1:
             return self.loop_members(sampled, args, kwargs, mode)
         return self.run_rows(sampled, args, kwargs, mode)
 
@@ -206,7 +206,7 @@ class MemberEnsemble(UncertainModel):
         for j in range(count):
             examples = member_examples(j, batch, count, mode)
             if examples is None:  # in memory of its own: the network may change its input in place
-                own = expand_tree((args, kwargs), batch, 1, masks=masks, copy=True)
+                own = expand_tree((args, kwargs), batch, 1, masks=masks, copy=count > 1)
             else:
                 own = take_examples((args, kwargs), batch, examples, masks)
             state = MemberPass(sampled.take(j, 1), [(first + j) % self.members], batch)
@@ -215,10 +215,6 @@ class MemberEnsemble(UncertainModel):
             replay_in_backward(self.slot, state, output)
             outputs.append(output)
         return outputs[0] if count == 1 else tree_map(lambda *own: torch.cat(own), *outputs)
-
-    def training_mode(self, batch_mode: BatchMode) -> BatchMode:
-        """Return how a training batch is expanded: examples that depend on each other stay together."""
-        return "repeat" if self.independent_rows is False else batch_mode
 
     def _advice(self, error: Exception, batch: int) -> str:
         """Return what helps against an error of the network, or an empty string."""

@@ -90,13 +90,6 @@ class RankOneLayer(Wrapper):
     def extra_repr(self) -> str:
         return f"members={self.factors.members}"
 
-    def with_bias(self, r: Tensor, s: Tensor) -> LayerFactors:
-        """Return sampled r and s, with the members' biases beside them."""
-        bias = self.member_bias
-        if bias is not None:
-            bias = repeat(bias, s.shape[0] // bias.shape[0])
-        return LayerFactors(r, s, bias)
-
     def restore(self) -> nn.Module:
         """Return the wrapped layer: the shared weight, and the mean of the members' biases."""
         if self.member_bias is not None:
@@ -194,10 +187,14 @@ def sample_layers(layers: list[RankOneLayer], samples: int = 1) -> SampledFactor
 
 
 def with_biases(layers: list[RankOneLayer], pairs: list[tuple[Tensor, Tensor]]) -> SampledFactors:
-    """Return sampled (r, s) of every layer, with each layer's biases beside them."""
-    return SampledFactors(
-        layer.with_bias(r, s) for layer, (r, s) in zip(layers, pairs, strict=True)
-    )
+    """Return sampled (r, s) of every layer, with the biases of its members beside them."""
+    factors = []
+    for layer, (r, s) in zip(layers, pairs, strict=True):
+        bias = layer.member_bias
+        if bias is not None and bias.shape[0] != s.shape[0]:
+            bias = repeat(bias, s.shape[0] // bias.shape[0])
+        factors.append(LayerFactors(r, s, bias))
+    return SampledFactors(factors)
 
 
 def member_weights(layer: nn.Module, factors: LayerFactors) -> Tensor:
