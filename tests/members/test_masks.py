@@ -20,7 +20,7 @@ class Causal(nn.Module):
         self.embed = nn.Linear(4, 8)
         layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, 1)
-        self.encoder.in_turn = in_turn
+        self.encoder.loop_members = in_turn
         self.head = nn.Linear(8, 3)
         self.positional = positional
 
@@ -45,9 +45,9 @@ def inputs(batch: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("in_rows", [True, False])
 @pytest.mark.parametrize("include", ["encoder", "encoder.layers.0"])
 def test_a_stage_with_a_mask_gives_what_the_whole_network_gives(
-    batch: int, positional: bool, in_rows: bool, include: str, in_turn: Callable[[bool], None]
+    batch: int, positional: bool, in_rows: bool, include: str, fill_device: Callable[[bool], None]
 ) -> None:
-    in_turn(not in_rows)
+    fill_device(not in_rows)
     net, found = Causal(positional, in_turn=not in_rows).double(), []
     for whole in ({}, {"expand_at": ""}):
         torch.manual_seed(1)

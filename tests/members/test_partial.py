@@ -163,7 +163,7 @@ def test_spread_at_must_exist() -> None:
 @pytest.mark.parametrize("batch_norm", ["shared", "member"])
 @pytest.mark.parametrize("case", PARTIAL)
 def test_members_in_turn_answer_as_members_together(
-    case: str, batch_norm: str, in_turn: Callable[[bool], None]
+    case: str, batch_norm: str, fill_device: Callable[[bool], None]
 ) -> None:
     make, shape, options, paths = PARTIAL[case]
     net = settle(make()).double()
@@ -173,17 +173,17 @@ def test_members_in_turn_answer_as_members_together(
         net, "lpbnn", members=3, num_data=10, batch_norm=batch_norm, **options
     ).double()
     x = torch.randn(4, *shape, dtype=torch.float64)
-    in_turn(False)
+    fill_device(False)
     together = lpbnn.predict(model, x, samples=2, seed=1, chunk=8)
-    in_turn(True)
+    fill_device(True)
     turns = lpbnn.predict(model, x, samples=2, seed=1, chunk=8)
     torch.testing.assert_close(turns.members, together.members, rtol=0, atol=1e-14)
     again = lpbnn.predict(model, x, samples=2, seed=1, chunk=8)
     assert torch.equal(again.members, turns.members)
 
 
-def test_in_turn_the_shared_part_still_runs_once(in_turn: Callable[[bool], None]) -> None:
-    in_turn(True)
+def test_in_turn_the_shared_part_still_runs_once(fill_device: Callable[[bool], None]) -> None:
+    fill_device(True)
     net = EncoderDecoder()
     model = lpbnn.build(net, "lpbnn", members=4, num_data=10, include="decoder")
     lpbnn.predict(model, torch.randn(2, 3, 5, 5))
@@ -193,9 +193,9 @@ def test_in_turn_the_shared_part_still_runs_once(in_turn: Callable[[bool], None]
 
 @pytest.mark.parametrize("one_by_one", [True, False])
 def test_the_shared_part_runs_once_for_all_draws(
-    one_by_one: bool, in_turn: Callable[[bool], None]
+    one_by_one: bool, fill_device: Callable[[bool], None]
 ) -> None:
-    in_turn(one_by_one)
+    fill_device(one_by_one)
     net = EncoderDecoder()
     model = lpbnn.build(net, "lpbnn", members=3, num_data=10, include="decoder").double()
     x = torch.randn(2, 3, 5, 5).double()
@@ -213,10 +213,10 @@ def test_the_shared_part_runs_once_for_all_draws(
 
 @pytest.mark.parametrize("batch_norm", ["shared", "member"])
 def test_a_compiled_network_takes_its_members_in_turn(
-    batch_norm: str, in_turn: Callable[[bool], None]
+    batch_norm: str, fill_device: Callable[[bool], None]
 ) -> None:
     """Written out once, not compiled again for another draw; many members go a few at a time."""
-    in_turn(True)
+    fill_device(True)
     net = settle(ResNet())
     net.stage2.loop_members = True
     model = lpbnn.build(
@@ -247,8 +247,8 @@ class Odd(Decoder):
         return {"out": super().forward(features), "scale": torch.ones(())}
 
 
-def test_a_hook_in_the_stage_sees_all_members_together(in_turn: Callable[[bool], None]) -> None:
-    in_turn(True)
+def test_a_hook_in_the_stage_sees_all_members_together(fill_device: Callable[[bool], None]) -> None:
+    fill_device(True)
     net = EncoderDecoder()
     seen: list[int] = []
     net.decoder.out[0].register_forward_hook(lambda module, args, output: seen.append(len(output)))
@@ -258,23 +258,23 @@ def test_a_hook_in_the_stage_sees_all_members_together(in_turn: Callable[[bool],
 
 
 def test_a_promise_that_is_not_kept_is_told_and_without_one_members_stay_together(
-    in_turn: Callable[[bool], None],
+    fill_device: Callable[[bool], None],
 ) -> None:
-    in_turn(True)
+    fill_device(True)
     net = EncoderDecoder(Odd())
     model = lpbnn.build(net, "batchensemble", members=3, include="decoder", task="segmentation")
     x = torch.randn(2, 3, 5, 5)
     with pytest.raises(RuntimeError, match="Odd has loop_members = True and got 2 rows, but returned"):
         lpbnn.predict(model, x)
-    net.decoder.in_turn = False
+    net.decoder.loop_members = False
     assert lpbnn.predict(model, x).members.shape == (3, 2, 3, 5, 5)
 
 
 @pytest.mark.parametrize("member", [0, 2])
 def test_a_stage_that_breaks_leaves_the_model_as_it_was(
-    member: int, in_turn: Callable[[bool], None]
+    member: int, fill_device: Callable[[bool], None]
 ) -> None:
-    in_turn(True)
+    fill_device(True)
     net = EncoderDecoder()
     model = lpbnn.build(net, "batchensemble", members=3, include="decoder")
     x = torch.randn(2, 3, 5, 5)
