@@ -184,16 +184,17 @@ class _Reference:
         self.model, self.probe, self.args, self.kwargs = model, probe, args, kwargs
         self.training = training
         with _quiet(model.net, training):
-            self.members = [self.run(probe.take(j, 1), args, kwargs) for j in range(MEMBERS)]
-            again = self.run(probe.take(0, 1), args, kwargs)
+            self.members = [self.run(j) for j in range(MEMBERS)]
+            again = self.run(0)
         # Random in itself (functional dropout, stochastic depth): nothing to compare in this mode.
         self.random = any(
             not _close(one, other) for one, other in zip(self.members[0], again, strict=True)
         )
 
-    def run(self, sampled: Any, args: Any, kwargs: Any) -> list["_Output"]:
+    def run(self, member: int) -> list["_Output"]:
+        sampled = self.probe.take(member, 1)
         with _recorded(self.model) as outputs:
-            result = self.model.loop_members(sampled, args, kwargs)
+            result = self.model.loop_members(sampled, self.args, self.kwargs, first=member)
         return [*outputs, *(_Output("the output", leaf) for leaf in tree_leaves(result))]
 
 
