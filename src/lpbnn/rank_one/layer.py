@@ -26,7 +26,6 @@ from lpbnn.members.passes import MemberPass, PassSlot
 from lpbnn.members.rows import expand_batch
 from lpbnn.rank_one.factors import Factors, LayerFactors, SampledFactors, repeat
 
-CONVOLVE = {nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d, nn.Conv3d: F.conv3d}
 CONVOLVE_TRANSPOSED = {
     nn.ConvTranspose1d: F.conv_transpose1d,
     nn.ConvTranspose2d: F.conv_transpose2d,
@@ -82,9 +81,6 @@ class RankOneLayer(Wrapper):
             type(layer) in SUPPORTED
             and not parametrize.is_parametrized(layer)
             and not layer._forward_pre_hooks
-            and not (
-                isinstance(getattr(layer, "padding", 0), str) and layer.padding_mode != "zeros"
-            )
         )
 
     def extra_repr(self) -> str:
@@ -226,8 +222,4 @@ def _apply(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
         return CONVOLVE_TRANSPOSED[kind](
             x, weight, bias, layer.stride, layer.padding, output_padding, layer.groups, dilation
         )
-    padding = layer.padding
-    if layer.padding_mode != "zeros":
-        both_sides = [size for size in reversed(padding) for _ in range(2)]
-        x, padding = F.pad(x, both_sides, mode=layer.padding_mode), 0
-    return CONVOLVE[kind](x, weight, bias, layer.stride, padding, layer.dilation, layer.groups)
+    return layer._conv_forward(x, weight, bias)  # pads as padding_mode says
