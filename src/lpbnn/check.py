@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lpbnn.members.rows import (
-    find_head_masks,
     find_masks,
     gather,
     is_batched,
@@ -159,12 +158,12 @@ def rows_are_independent(
     arguments = mask_arguments(model.networks[0])
     if not _can_be_cut(arguments, args, kwargs):
         return False
-    masks, few = find_masks(arguments, args, kwargs), min(batch, FEW)
+    few = min(batch, FEW)
     outputs = []
     with _unchanged(model), _quiet(model, False), torch.no_grad():
         for count in (few, few - 1):
             torch.manual_seed(0)
-            own = take_examples((args, kwargs), batch, list(range(count)), masks)
+            own = take_examples(arguments, args, kwargs, batch, slice(0, count))
             try:
                 outputs.append(tree_leaves(model.outputs(*own[0], **own[1])))
             except Exception:
@@ -210,8 +209,8 @@ def _rows_are_independent(reference: _Reference, rows: int) -> bool:
     if reference.random or rows < 2:
         return True
     model = reference.model
-    masks = find_masks(model.mask_arguments, reference.args, reference.kwargs)
-    fewer = take_examples((reference.args, reference.kwargs), rows, slice(0, rows - 1), masks)
+    call = (model.mask_arguments, reference.args, reference.kwargs)
+    fewer = take_examples(*call, rows, slice(0, rows - 1))
     try:
         with _quiet(model.net, reference.training):
             outputs = model.loop_members(reference.probe.take(0, 1), *fewer)
@@ -307,11 +306,10 @@ def _few_rows(model: Any, args: Any, kwargs: Any) -> tuple[Any, Any, int, bool]:
     One example is taken twice: an expansion can look right for a single row because it broadcasts.
     """
     batch = batch_size(args, kwargs)
-    masks = find_masks(model.mask_arguments, args, kwargs)
     if not _can_be_cut(model.mask_arguments, args, kwargs):
         return args, kwargs, batch, False
     examples = [0, 0] if batch == 1 else list(range(min(batch, FEW)))
-    few_args, few_kwargs = take_examples((args, kwargs), batch, examples, masks)
+    few_args, few_kwargs = take_examples(model.mask_arguments, args, kwargs, batch, examples)
     few_args, few_kwargs = tree_map_only(Tensor, torch.Tensor.detach, (few_args, few_kwargs))
     try:
         with _quiet(model.net, False):
@@ -322,9 +320,9 @@ def _few_rows(model: Any, args: Any, kwargs: Any) -> tuple[Any, Any, int, bool]:
 
 
 def _can_be_cut(arguments: Any, args: Any, kwargs: Any) -> bool:
-    """Return False for a call with integers beside the batch, or masks per example and head.
+    """Return False for a call with integers beside the batch.
 
-    Integers may be indices of examples, for example the edges of a graph; an index that is out of range
+    They may be indices of examples, for example the edges of a graph; an index that is out of range
     breaks a GPU for the rest of the process.
     """
     batch, masks = batch_size(args, kwargs), find_masks(arguments, args, kwargs)
@@ -333,7 +331,7 @@ def _can_be_cut(arguments: Any, args: Any, kwargs: Any) -> bool:
             continue
         if not leaf.is_floating_point() and leaf.dtype != torch.bool:
             return False
-    return not find_head_masks(arguments, args, kwargs, batch)
+    return True
 
 
 def _close(one: _Output, other: _Output) -> bool:
