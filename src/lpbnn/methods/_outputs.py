@@ -54,7 +54,9 @@ def labels_and_weights(
     if y.is_floating_point():
         return (y if likelihood.dim == 1 else y.movedim(-1, 1)).to(outputs.dtype), weights
     labels = y.where(y != likelihood.ignore_index, 0)
-    if labels.device.type == "cpu" and not torch.compiler.is_compiling():  # a GPU would have to wait
+    if (
+        labels.device.type == "cpu" and not torch.compiler.is_compiling()
+    ):  # a GPU would have to wait
         wrong = labels[(labels < 0) | (labels >= outputs.shape[likelihood.dim])]
         if wrong.numel():
             raise IndexError(

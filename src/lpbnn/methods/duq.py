@@ -49,7 +49,9 @@ from lpbnn.rank_one.factors import full_precision
 
 Score = Literal["kernel", "confidence"]
 Reduction = Literal["mean", "sum"]
-FEW_CLASSES = 10  # up to here the mean over classes learns, and the penalty's weights were tuned for it
+FEW_CLASSES = (
+    10  # up to here the mean over classes learns, and the penalty's weights were tuned for it
+)
 LOWEST = -1e30  # log K of an input at any distance: the sum over a batch stays finite
 
 
