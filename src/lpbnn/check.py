@@ -164,6 +164,25 @@ def rows_are_independent(
     return all(_first_rows_agree(a.movedim(1, 0), b.movedim(1, 0), batch) for a, b in pairs)
 
 
+def compiled_loss_agrees(model: UncertainModel, compiled: Any, x: Any, y: Any) -> bool:
+    """Return True if a compiled ``model.loss`` equals the plain one on a batch.
+
+    The posterior's noise is switched off, buffers and random generators are left as they were. A loss that
+    is random in itself (dropout, shuffled inputs) cannot be compared, and counts as equal.
+    """
+    with _unchanged(model):
+        scale = getattr(model, "noise_scale", None)
+        if scale is not None:
+            scale.zero_()
+        with torch.no_grad():
+            expected, again = (model.loss(x, y)["loss"] for _ in range(2))
+        if not torch.allclose(expected, again, rtol=1e-4):
+            return True
+        found = compiled(x, y)["loss"].detach()
+    rounding = 0.05 if torch.is_autocast_enabled(found.device.type) else 1e-2
+    return torch.allclose(found, expected, rtol=rounding, equal_nan=True)
+
+
 class _Reference:
     """Two members, run one after another, in evaluation or training mode."""
 

@@ -6,6 +6,7 @@ as they end. So the step is recorded once and then started as a whole: the host 
 batch and the learning rate, which live in tensors.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lpbnn.check import compiled_loss_agrees
 from lpbnn.engine.config import RunConfig
 from lpbnn.engine.optim import make_optimizer, recordable, set_rate
 from lpbnn.kernels.recompute import compiled
@@ -50,21 +52,29 @@ class TrainStep(LossStep):
         if self.size is None or len(y) != self.size:
             return super().forward(x, y, weight)
         if self.compiled is None:
-            self.compiled = self._compiled(x)
+            self.compiled = self._compile(x, y)
         return self.compiled(x, y, weight)
 
-    def _compiled(self, x: Any) -> Callable[..., Terms]:
+    def _compile(self, x: Any, y: Tensor) -> Callable[..., Terms]:
+        """Return the compiled loss, or the plain one if the two differ on this batch."""
         model = self.model
-        if isinstance(
-            model, MemberEnsemble
-        ):  # here: a comparison cannot be part of a compiled graph
+        if isinstance(model, MemberEnsemble):  # a comparison cannot be part of a compiled graph
             model.ensure_checked(model.members, *as_call(x))
         if isinstance(model, RankOneEnsemble):
             for path in model.expand_at:
                 use_row_norms(model.net.get_submodule(path))
         labels = model.task == "classification"  # one softmax for each example, not each pixel
         by_rows = labels and any(isinstance(module, RowNorm) for module in model.modules())
-        return compiled(model.loss, self.memory_budget, by_rows)
+        step = compiled(model.loss, self.memory_budget, by_rows)
+        if model.check and not compiled_loss_agrees(model, step, x, y):
+            warnings.warn(
+                "the compiled loss does not equal the plain one on the first batch. lpbnn trains without a "
+                "compiler from now on, which is right and slower.",
+                UserWarning,
+                stacklevel=2,
+            )
+            return model.loss
+        return step
 
 
 class Step:
