@@ -28,7 +28,7 @@ BUILD = {
     "batch mode": ({"num_data": 9, "batch_mode": "both"}, ValueError, "'split' or 'repeat'"),
     "init": ({"num_data": 9, "init": "zeros"}, ValueError, "'normal' or 'signs'"),
     "latent": ({"num_data": 9, "latent": 0}, ValueError, "latent=0"),
-    "spread": ({"num_data": 9, "spread": -1.0}, ValueError, "spread=-1.0"),
+    "spread": ({"num_data": 9, "spread": -1.0}, ValueError, "init_std=-1.0"),
     "anneal": ({"num_data": 9, "anneal": 10.0}, ValueError, "anneal=10.0: expected a share"),
     "anneal of rank1": (
         {"method": "rank1", "num_data": 9, "anneal": 10.0},
