@@ -10,6 +10,14 @@ import lpbnn
 Model = lpbnn.UncertainModel
 
 
+def count_rows(model: Model) -> list[int]:
+    """Return a list that gets the rows of every call of the network, without those of its check."""
+    model.check = False
+    seen: list[int] = []
+    model.net.stem.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
+    return seen
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 3, 4, 7, 15, 16, 30, 31, 10_000])
 def test_the_result_does_not_depend_on_the_chunk(model: Model, x: Tensor, chunk: int) -> None:
     whole = lpbnn.predict(model, x, samples=2, seed=3)
@@ -20,8 +28,7 @@ def test_the_result_does_not_depend_on_the_chunk(model: Model, x: Tensor, chunk:
 
 
 def test_no_more_rows_than_the_chunk_are_in_the_network(model: Model, x: Tensor) -> None:
-    seen: list[int] = []
-    model.net.stem.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
+    seen = count_rows(model)
     for chunk in (1, 2, 4, 7, 30):
         seen.clear()
         lpbnn.predict(model, x, samples=2, chunk=chunk)
@@ -33,8 +40,7 @@ def test_no_more_rows_than_the_chunk_are_in_the_network(model: Model, x: Tensor)
 def test_few_members_get_all_examples_if_nothing_is_shared(
     model: Model, x: Tensor, chunk: int
 ) -> None:
-    seen: list[int] = []
-    model.net.stem.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
+    seen = count_rows(model)
     lpbnn.predict(model, x, chunk=chunk)
     if chunk < 5:
         assert seen == ([chunk] * (5 // chunk) + [5 % chunk] * (5 % chunk > 0)) * 3
@@ -44,8 +50,7 @@ def test_few_members_get_all_examples_if_nothing_is_shared(
 
 def test_a_shared_part_runs_once_for_every_example(x: Tensor) -> None:
     model = lpbnn.build(settle(ResNet()), "batchensemble", members=3, include="head")
-    seen: list[int] = []
-    model.net.stem.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
+    seen = count_rows(model)
     lpbnn.predict(model, x.float(), chunk=9)
     assert seen == [3, 2]
 

@@ -193,9 +193,7 @@ class Categorical(Likelihood):
         """Return the class weight of each label, (n, ...), or 1 without such weights; 0 if ignored."""
         if targets.is_floating_point():
             soft = at_least_float32(targets.movedim(self.dim, -1))
-            return (soft if self.class_weights is None else soft * self.class_weights.to(soft)).sum(
-                -1
-            )
+            return (soft if self.class_weights is None else soft * self.class_weights).sum(-1)
         labels = targets.long()  # a uint8 156 would equal -100
         counted = labels != self.ignore_index
         if self.class_weights is None:
@@ -265,9 +263,8 @@ class Categorical(Likelihood):
         )
 
     def _cross_entropy(self, outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
-        outputs = at_least_float32(outputs).movedim(
-            self.dim, 1
-        )  # a sum over pixels is beyond float16
+        # A sum over pixels is beyond float16.
+        outputs = at_least_float32(outputs).movedim(self.dim, 1)
         weight = None if self.class_weights is None else self.class_weights.to(outputs)
         if targets.is_floating_point():
             targets = targets.to(outputs.dtype).movedim(self.dim, 1)
