@@ -175,6 +175,14 @@ def test_labels_of_every_integer_type_are_accepted(dtype: torch.dtype) -> None:
     assert torch.equal(weighted.weights(given), weighted.weights(y))
 
 
+def test_a_byte_is_not_taken_for_the_ignored_label() -> None:
+    y = torch.tensor([156, 0], dtype=torch.uint8)  # -100 modulo 256
+    assert Categorical().weights(y).tolist() == [1, 1]
+    outputs = torch.randn(2, 157)
+    expected = nn.functional.cross_entropy(outputs, y.long())
+    torch.testing.assert_close(Categorical().mean_nll(outputs, y), expected)
+
+
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_several_labels_of_every_type_are_accepted(dtype: torch.dtype) -> None:
     outputs, y = torch.randn(4, 3), labels(4, 3, classes=2)

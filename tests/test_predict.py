@@ -1,5 +1,6 @@
 """Prediction: averages over members, in any portions, repeatable, with nothing left behind."""
 
+import copy
 import importlib
 import pickle
 from collections.abc import Callable, Iterator
@@ -13,7 +14,15 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import lpbnn
-from lpbnn.likelihoods import Categorical, Gaussian, Likelihood, MultiLabel, Segmentation, entropy
+from lpbnn.likelihoods import (
+    Categorical,
+    Gaussian,
+    Likelihood,
+    MultiLabel,
+    Segmentation,
+    Summary,
+    entropy,
+)
 from lpbnn.model import UncertainModel, stack_members
 from lpbnn.predict import Prediction, merge, predict
 
@@ -184,6 +193,77 @@ def test_a_users_likelihood_has_values() -> None:
     torch.testing.assert_close(p.ood_score, p.total.sum(1))
 
 
+class Binary(Likelihood):
+    """A yes-or-no question with one output, as a user would write it."""
+
+    quantity = "probs"
+    information = True
+
+    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        logits = outputs[:, 0]
+        return nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+
+    def summary(self, outputs: Tensor) -> Summary:
+        probs = outputs[:, :, 0].sigmoid()
+        return Summary(probs, self.total(probs))
+
+    def total(self, average: Tensor) -> Tensor:
+        return entropy(torch.stack([average, 1 - average]), 0)
+
+
+def test_a_subclass_may_measure_information() -> None:
+    model = lpbnn.build(small(1), "ensemble", members=3, likelihood=Binary())
+    p = predict(model, torch.randn(4, 5), chunk=3)
+    assert p.probs.shape == p.labels.shape == p.epistemic.shape == (4,)
+    torch.testing.assert_close(p.total, Binary().total(p.probs))
+    torch.testing.assert_close(p.ood_score, p.total)
+
+
+# Outputs per example, inputs, targets and the shape of the averages.
+CASES: dict[str, tuple[Any, nn.Module, tuple[int, ...], Tensor, tuple[int, ...]]] = {
+    "classes": (Categorical(), small(), (5,), torch.tensor([0, 1, 2, 0]), (4, 3)),
+    "soft labels": (Categorical(), small(), (5,), torch.full((4, 3), 1 / 3), (4, 3)),
+    "pixels": (
+        Segmentation(),
+        nn.Conv2d(2, 3, 1),
+        (2, 6, 5),
+        torch.ones(4, 6, 5).int(),
+        (4, 3, 6, 5),
+    ),
+    "tokens": (Categorical(dim=-1), small(), (7, 5), torch.ones(4, 7).long(), (4, 7, 3)),
+    "numbers": (Gaussian(), small(4), (5,), torch.ones(4, 2), (4, 2)),
+    "log variance": (Gaussian("log"), small(4), (5,), torch.ones(4, 2), (4, 2)),
+    "fixed variance": (Gaussian(0.1), small(), (5,), torch.ones(4, 3), (4, 3)),
+    "dense numbers": (
+        Gaussian(),
+        nn.Conv2d(2, 4, 1),
+        (2, 6, 5),
+        torch.ones(4, 2, 6, 5),
+        (4, 2, 6, 5),
+    ),
+    "several labels": (MultiLabel(), small(), (5,), torch.ones(4, 3), (4, 3)),
+    "custom": (Rate(), small(), (5,), torch.ones(4, 3), (4, 3)),
+    "binary": (Binary(), small(1), (5,), torch.ones(4), (4,)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("method", ["mcp", "ensemble"])
+def test_every_likelihood_trains_and_predicts(method: str, case: str) -> None:
+    likelihood, net, inputs, y, shape = CASES[case]
+    model = lpbnn.build(copy.deepcopy(net), method, likelihood=likelihood)
+    x = torch.randn(4, *inputs)
+    model.loss(x, y, torch.rand(4))["loss"].backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    p = predict(model, x)
+    assert p.average.shape == shape
+    assert p.members.shape == (model.members, *shape)
+    assert p.aleatoric.shape == p.epistemic.shape == p.total.shape
+    assert (p.epistemic >= 0).all()
+    assert p.ood_score.shape[0] == 4
+    check_equal(predict(model, x, chunk=3, keep_members=False), p)
+
+
 class Heads(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -258,7 +338,7 @@ def test_the_result_does_not_depend_on_the_chunk(likelihood: Any, chunk: int) ->
 
 
 def test_no_more_examples_than_the_chunk_are_in_the_network() -> None:
-    model, x = lpbnn.build(small(), "ensemble", members=3), torch.randn(5, 5)
+    model, x = lpbnn.build(small(), "ensemble", members=3, check=False), torch.randn(5, 5)
     seen: list[int] = []
     for net in model.networks:
         net[0].register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))

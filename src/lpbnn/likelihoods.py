@@ -193,14 +193,12 @@ class Categorical(Likelihood):
         """Return the class weight of each label, (n, ...), or 1 without such weights; 0 if ignored."""
         if targets.is_floating_point():
             soft = at_least_float32(targets.movedim(self.dim, -1))
-            return (soft if self.class_weights is None else soft * self.class_weights.to(soft)).sum(
-                -1
-            )
-        counted = targets != self.ignore_index
+            return (soft if self.class_weights is None else soft * self.class_weights).sum(-1)
+        labels = targets.long()  # a uint8 156 would equal -100
+        counted = labels != self.ignore_index
         if self.class_weights is None:
             return counted.float()
-        labels = targets.masked_fill(~counted, 0).long()
-        return counted * self.class_weights[labels]
+        return counted * self.class_weights[labels.masked_fill(~counted, 0)]
 
     def summary(self, outputs: Tensor) -> Summary:
         """Return probabilities, in the shape of the outputs (S, B, C, ...), and entropies (S, B, ...)."""
@@ -265,9 +263,8 @@ class Categorical(Likelihood):
         )
 
     def _cross_entropy(self, outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
-        outputs = at_least_float32(outputs).movedim(
-            self.dim, 1
-        )  # a sum over pixels is beyond float16
+        # A sum over pixels is beyond float16.
+        outputs = at_least_float32(outputs).movedim(self.dim, 1)
         weight = None if self.class_weights is None else self.class_weights.to(outputs)
         if targets.is_floating_point():
             targets = targets.to(outputs.dtype).movedim(self.dim, 1)
