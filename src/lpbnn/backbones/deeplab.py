@@ -16,8 +16,9 @@ layer, the depthwise half of a separable one, and the one behind ASPP's image po
 because it sees a single position: a batch of one picture, or a member's slice, has no variance.
 
 The encoder's names are torchvision's: ``pretrained`` is a file with published weights (see ``pretrained``
-in this folder), and ``net.loaded`` then says what matched. ``stride_in`` must be that of the weights: "3x3" (the
-default) for torchvision's, "1x1" for those of the original ResNet-50 (v1). Where ``output_stride`` leaves out strides, kernels are dilated (see ``resnet``).
+in this folder), and ``net.loaded`` then says what matched. ``stride_in`` must be that of the weights: "3x3"
+(the default) for torchvision's, "1x1" for those of the original ResNet-50 (v1). Where ``output_stride`` leaves
+out strides, kernels are dilated (see ``resnet``).
 """
 
 from functools import partial

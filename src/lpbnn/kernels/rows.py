@@ -31,10 +31,8 @@ def scale_rows(
     rows = x if compiling else gather(x, factor.shape[0])
     channels = -1 if channels_last else 1 if compiling else 2
     scale = as_vectors(factor, rows, channels)
-    if shift is None:
-        y = rows * scale
-    else:
-        y = torch.addcmul(as_vectors(shift, rows, channels), rows, scale)
+    offset = None if shift is None else as_vectors(shift, rows, channels)
+    y = rows * scale if offset is None else torch.addcmul(offset, rows, scale)
     return y if compiling else _join(y)
 
 
