@@ -215,7 +215,9 @@ def again(x: Tensor) -> Tensor:
         (lambda: Odd(again), ("x", "shift"), 0),
     ],
 )
-def test_networks_of_users(net: Callable[[], nn.Module], inputs: tuple[str, ...], graphs: int) -> None:
+def test_networks_of_users(
+    net: Callable[[], nn.Module], inputs: tuple[str, ...], graphs: int
+) -> None:
     """In one graph, or outside the compiler if one graph would give wrong second derivatives."""
     widths = {"x": 5, "context": 3, "shift": 6}
     x = {name: torch.randn(4, widths[name]).double() for name in inputs}

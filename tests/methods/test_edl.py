@@ -301,7 +301,10 @@ def test_options_are_checked(options: dict[str, object], message: str) -> None:
     [
         ({"task": "regression"}, "task='regression' (likelihood Gaussian)"),
         ({"task": "multilabel"}, "task='multilabel' (likelihood MultiLabel)"),
-        ({"likelihood": {"a": likelihoods.Categorical()}}, "task='multihead' (likelihood MultiHead)"),
+        (
+            {"likelihood": {"a": likelihoods.Categorical()}},
+            "task='multihead' (likelihood MultiHead)",
+        ),
     ],
 )
 def test_other_likelihoods_are_refused_by_name(options: dict[str, Any], name: str) -> None:

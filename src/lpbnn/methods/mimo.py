@@ -37,6 +37,7 @@ from lpbnn.convert.wrapper import Wrapper
 from lpbnn.likelihoods import MultiHead, require_targets
 from lpbnn.members.partial import raise_with_advice
 from lpbnn.members.rows import expand_tree, find_masks, gather, is_batched, mask_arguments
+from lpbnn.methods._labels import require_row_weights
 from lpbnn.model import Outputs, Terms, UncertainModel, as_call, at_least_one, batch_size, total
 from lpbnn.rank_one.layer import SUPPORTED, TRANSPOSED
 
@@ -228,6 +229,7 @@ class MIMO(UncertainModel):
         batch = batch_size(args, kwargs)
         self.likelihood.check_batch(x, y)
         require_targets(y, batch)
+        require_row_weights(weight, batch)
         if self.training and not self._rows_checked and not torch.compiler.is_compiling():
             self.require_independent_rows(args, kwargs)
             self._rows_checked = True
