@@ -214,6 +214,14 @@ def test_predictions_do_not_depend_on_the_chunk(chunk: int) -> None:
     torch.testing.assert_close(lpbnn.predict(model, x, chunk=chunk).members, whole.members)
 
 
+@pytest.mark.parametrize("chunk", [3, 7, 9, 100])
+def test_a_chunk_bounds_the_rows_of_all_heads_together(chunk: int) -> None:
+    model = build(Mlp())
+    seen = watch_inputs(model)
+    lpbnn.predict(model, torch.randn(8, 5), chunk=chunk)
+    assert max(inputs.shape[0] * inputs.shape[1] for inputs in seen) <= chunk
+
+
 @pytest.mark.parametrize("batch", range(1, 6))
 def test_any_batch_size(batch: int) -> None:
     model = build(ResNet(), batch_repetitions=4).train()
