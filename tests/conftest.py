@@ -36,7 +36,7 @@ def in_turn(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 
 
 @pytest.fixture
-def model() -> lpbnn.Model:
+def model() -> lpbnn.UncertainModel:
     """Three members of a small network, whose inputs are ``x``."""
     return lpbnn.build(settle(ResNet()), "lpbnn", members=3, num_data=10).double()
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from lpbnn.members.rows import gather
-from lpbnn.rank_one.ensemble import FastWeightEnsemble
-from lpbnn.rank_one.layer import Draw, FastWeight, draw_layers
+from lpbnn.rank_one.ensemble import RankOneEnsemble
+from lpbnn.rank_one.layer import Draw, RankOneLayer, sample_layers
 
 
 class Mlp(nn.Sequential):
@@ -126,7 +126,7 @@ class EncoderDecoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    in_turn = True  # see lpbnn.rank_one.stages
+    loop_members = True  # see lpbnn.rank_one.stages
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,11 +169,11 @@ def restate_weight(layer: nn.Module, r: Tensor, s: Tensor) -> Tensor:
     return weight
 
 
-def ordinary(model: FastWeightEnsemble, draws: list[Draw], member: int) -> nn.Module:
+def ordinary(model: RankOneEnsemble, draws: list[Draw], member: int) -> nn.Module:
     """The plain network that carries the member's weights and no trace of us."""
     net = copy.deepcopy(model.net)
     plain = {}
-    fast = [module for module in net.modules() if isinstance(module, FastWeight)]
+    fast = [module for module in net.modules() if isinstance(module, RankOneLayer)]
     for layer, draw in zip(fast, draws, strict=True):
         inner = layer.layer
         inner.weight = nn.Parameter(restate_weight(inner, draw.r[member], draw.s[member]))
@@ -188,10 +188,10 @@ def ordinary(model: FastWeightEnsemble, draws: list[Draw], member: int) -> nn.Mo
     return net
 
 
-def members_and_ordinary(model: FastWeightEnsemble, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+def members_and_ordinary(model: RankOneEnsemble, *inputs: Tensor) -> tuple[Tensor, Tensor]:
     """(J, B, ...) twice: as the ensemble computes it, and network by network."""
     with torch.no_grad():
-        draws = draw_layers(model.layers)
+        draws = sample_layers(model.layers)
         together = gather(model.rows(inputs, {}, draws, "repeat"), model.members)
         alone = torch.stack([ordinary(model, draws, j)(*inputs) for j in range(model.members)])
     return together, alone

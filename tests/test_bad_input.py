@@ -28,7 +28,7 @@ BUILD = {
     "batch mode": ({"num_data": 9, "batch_mode": "both"}, ValueError, "'split' or 'repeat'"),
     "init": ({"num_data": 9, "init": "zeros"}, ValueError, "'normal' or 'signs'"),
     "latent": ({"num_data": 9, "latent": 0}, ValueError, "latent=0"),
-    "spread": ({"num_data": 9, "spread": -1.0}, ValueError, "spread=-1.0"),
+    "spread": ({"num_data": 9, "spread": -1.0}, ValueError, "init_std=-1.0"),
     "anneal": ({"num_data": 9, "anneal": 10.0}, ValueError, "anneal=10.0: expected a share"),
     "anneal of rank1": (
         {"method": "rank1", "num_data": 9, "anneal": 10.0},
@@ -56,7 +56,7 @@ def test_build(case: str) -> None:
 def test_build_wants_a_module_that_is_not_built() -> None:
     with pytest.raises(TypeError, match="wraps an nn.Module; got function"):
         lpbnn.build(lambda x: x, "mcp")
-    with pytest.raises(TypeError, match="is a Plain already"):
+    with pytest.raises(TypeError, match="is a MCP already"):
         lpbnn.build(lpbnn.build(Mlp(), "mcp"), "mcp")
 
 
@@ -85,7 +85,7 @@ def test_inputs(case: str, method: str) -> None:
 
 TARGETS = {
     "length": (torch.zeros(3, dtype=torch.int64), r"4.*got .*shape \(3,\)"),
-    "one-hot": (torch.zeros(4, 3), "needs int64 labels"),
+    "integer one-hot": (torch.zeros(4, 3, dtype=torch.int64), "needs integer labels"),
     "float": (torch.zeros(4), "got torch.float32"),
 }
 
@@ -148,13 +148,6 @@ def test_targets_of_a_regression_are_not_reordered() -> None:
     one = lpbnn.build(small(classes=2), "mcp", task="regression")
     for y in (torch.randn(6), torch.randn(6, 1)):
         assert one.loss(torch.randn(6, 5), y)["loss"].isfinite()
-
-
-def test_score_wants_a_prediction() -> None:
-    with pytest.raises(
-        TypeError, match=r"what lpbnn.predict returned; got Tensor.*lpbnn.predict\("
-    ):
-        lpbnn.build(Mlp(), "mcp").score(torch.randn(2, 3))
 
 
 def test_regression_needs_two_outputs_per_target() -> None:

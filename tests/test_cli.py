@@ -114,7 +114,7 @@ def test_answers_as_numbers(
     answers = json.loads(objects.read_text())
     model, _, info = load_run(trained)
     p = predict(model, info.normalise(read_images([deep, blank], info.shape)), samples=4, seed=0)
-    score = model.score(p)
+    score = p.ood_score
     for i, (row, answer, path) in enumerate(zip(rows, answers, (deep, blank), strict=True)):
         label = info.classes[int(p.labels[i])]
         assert (
@@ -331,7 +331,7 @@ METHOD = '''"""Halved: a new method in one file, half as sure as the plain netwo
 
 import dataclasses
 
-from lpbnn.methods.mcp import Plain
+from lpbnn.methods.mcp import MCP
 
 
 @dataclasses.dataclass(frozen=True)
@@ -339,7 +339,7 @@ class Config:
     num_data: int | None = None
 
 
-class Halved(Plain):
+class Halved(MCP):
     def outputs(self, *args, **kwargs):
         return super().outputs(*args, **kwargs) / 2
 

@@ -11,15 +11,15 @@ from torch.nn.utils import parametrizations
 import lpbnn
 from lpbnn.convert.convert import convert
 from lpbnn.rank_one.factors import FixedFactors, PointFactors
-from lpbnn.rank_one.layer import FastWeight, widths
+from lpbnn.rank_one.layer import RankOneLayer, widths
 
 
-def fast(layer: nn.Module, path: str) -> FastWeight:
-    return FastWeight(layer, PointFactors(2, *widths(layer)), path)
+def fast(layer: nn.Module, path: str) -> RankOneLayer:
+    return RankOneLayer(layer, PointFactors(2, *widths(layer)), path)
 
 
 def converted(net: nn.Module) -> list[str]:
-    return [path for path, module in net.named_modules() if isinstance(module, FastWeight)]
+    return [path for path, module in net.named_modules() if isinstance(module, RankOneLayer)]
 
 
 @pytest.mark.parametrize("kind", [Mlp, ConvNet, ResNet, UsersOwn, Vit])
@@ -65,7 +65,7 @@ def test_one_member_with_unit_factors_is_the_plain_network_to_the_last_bit(kind:
     net = settle(kind()).double()
     x = torch.randn(5, *kind.shape, dtype=torch.float64)
     expected = net(x)
-    model = lpbnn.build(net, "batchensemble", members=1, spread=0.0)
+    model = lpbnn.build(net, "batchensemble", members=1, init_std=0.0)
     assert torch.equal(model.eval()(x)[0], expected)
 
 
@@ -106,7 +106,7 @@ def test_the_transformer_computes_what_it_did_before_conversion() -> None:
     net = Vit().double().eval()
     x = torch.randn(4, 12, 4).double()
     expected = net(x)
-    model = lpbnn.build(net, "batchensemble", members=2, spread=0.0).eval()
+    model = lpbnn.build(net, "batchensemble", members=2, init_std=0.0).eval()
     torch.testing.assert_close(model(x)[1], expected)
     torch.testing.assert_close(lpbnn.undo(model)(x), expected)
 
@@ -243,4 +243,4 @@ def test_a_lone_layer_can_be_built() -> None:
 
 def test_factors_must_fit_the_layer() -> None:
     with pytest.raises(ValueError, match=r"\(3, 2\) inputs and outputs"):
-        FastWeight(nn.Linear(3, 2), FixedFactors(torch.ones(1, 2), torch.ones(1, 3)))
+        RankOneLayer(nn.Linear(3, 2), FixedFactors(torch.ones(1, 2), torch.ones(1, 3)))

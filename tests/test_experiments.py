@@ -129,12 +129,12 @@ def small(method: str, seed: int = 0) -> RunConfig:
 
 
 def test_a_tradeoff_has_a_row_for_every_variant_on_images_held_out() -> None:
-    config = tradeoff.Config(variants=("log_variance=-1,fast_lr=0.3", "noise=example"), seeds=2)
+    config = tradeoff.Config(variants=("log_variance=-1,fast_lr=0.3", "variant=paper"), seeds=2)
     runs = tradeoff.configs(config)
     assert list(runs) == [
         f"cifar10-fast-wrn-16-4-{row}-{seed}"
         for seed in (0, 1)
-        for row in ("mcp", "lpbnn-log_variance=-1,fast_lr=0.3", "lpbnn-noise=example")
+        for row in ("mcp", "lpbnn-log_variance=-1,fast_lr=0.3", "lpbnn-variant=paper")
     ]
     first = runs["cifar10-fast-wrn-16-4-lpbnn-log_variance=-1,fast_lr=0.3-0"]
     assert first.method_options == {"log_variance": -1, "fast_lr": 0.3}
@@ -147,7 +147,7 @@ def test_a_tradeoff_has_a_row_for_every_variant_on_images_held_out() -> None:
 
 
 def test_a_tradeoff_may_have_the_method_itself_beside_its_variants() -> None:
-    variants = ("log_variance=-1", "log_variance=-1.0", "spread=0.1", "log_variance=1")
+    variants = ("log_variance=-1", "log_variance=-1.0", "init_std=0.1", "log_variance=1")
     runs = tradeoff.configs(tradeoff.Config(beside=("lpbnn",), variants=variants))
     rows = ("lpbnn", "lpbnn-log_variance=-1", "lpbnn-log_variance=1")  # each once
     assert list(runs) == [f"cifar10-fast-wrn-16-4-{row}-0" for row in rows]

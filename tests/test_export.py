@@ -25,7 +25,7 @@ CASES = {
 }
 
 
-def build(kind: str, method: str = "lpbnn", **options: object) -> lpbnn.Model:
+def build(kind: str, method: str = "lpbnn", **options: object) -> lpbnn.UncertainModel:
     net = settle(KINDS[kind]())
     return lpbnn.build(net, method, members=3, num_data=10, **options).eval()
 
@@ -51,7 +51,7 @@ def test_a_frozen_ensemble_is_what_predict_would_draw(kind: str) -> None:
 def test_freezing_a_partial_conversion_keeps_the_stage() -> None:
     model, x = build("ResNet", **PARTIAL), inputs("ResNet")
     frozen = lpbnn.freeze(model, seed=1)
-    assert frozen.stages == model.stages == ["stage2", "head"]
+    assert frozen.stages == model.expand_at == ["stage2", "head"]
     torch.testing.assert_close(
         lpbnn.predict(frozen, x).members, lpbnn.predict(model, x, seed=1).members
     )
@@ -66,7 +66,7 @@ def test_the_mean_network_carries_the_mean_weight(kind: str) -> None:
     if kind == "Vit":  # attention is packed again
         expected = {path: w for path, w in expected.items() if "self_attn" not in path}
     net = lpbnn.mean_network(model)
-    assert not any("FastWeight" in type(module).__name__ for module in net.modules())
+    assert not any("RankOneLayer" in type(module).__name__ for module in net.modules())
     for path, weight in expected.items():
         torch.testing.assert_close(net.get_submodule(path).weight.data, weight.data)
     assert net(inputs(kind).double()).shape == (4, 3)
@@ -80,7 +80,7 @@ def test_the_mean_network_stands_for_the_ensemble_to_second_order() -> None:
     directions.append((torch.randn(6, 6), torch.randn(6, 3)))
 
     def distance(scale: float) -> torch.Tensor:
-        model = lpbnn.build(copy.deepcopy(base), "batchensemble", members=6, spread=0.0)
+        model = lpbnn.build(copy.deepcopy(base), "batchensemble", members=6, init_std=0.0)
         with torch.no_grad():
             for layer, (r, s) in zip(model.layers, directions, strict=True):
                 layer.factors.r += scale * r

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lpbnn.kernels import convolution as fastconv
 from lpbnn.kernels.convolution import geometry, member_convolution
 from lpbnn.rank_one.factors import PointFactors
-from lpbnn.rank_one.layer import FastWeight
+from lpbnn.rank_one.layer import RankOneLayer
 
 ON_GPU: Any = SimpleNamespace(is_cuda=True)  # what the choice asks of an input
 CONVOLUTIONS = {
@@ -126,7 +126,7 @@ def test_a_row_may_come_in_windows() -> None:
 def test_switched_off_or_inside_torch_func_it_can_be_looked_into(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    layer = FastWeight(nn.Conv2d(4, 6, 3), PointFactors(2, 4, 6))
+    layer = RankOneLayer(nn.Conv2d(4, 6, 3), PointFactors(2, 4, 6))
     assert layer._fast_geometry(ON_GPU) is not None
     monkeypatch.setattr(fastconv, "enabled", False)
     assert layer._fast_geometry(ON_GPU) is None
@@ -156,13 +156,13 @@ def test_a_layer_is_the_same_with_it_and_without(
 ) -> None:
     torch.manual_seed(0)
     conv = nn.Conv2d(4, 6, 3, bias=bias, **padding)
-    layer = FastWeight(conv, PointFactors(2, 4, 6)).double()
-    monkeypatch.setattr(FastWeight, "_cheaper_by_weights", lambda *call: False)
+    layer = RankOneLayer(conv, PointFactors(2, 4, 6)).double()
+    monkeypatch.setattr(RankOneLayer, "_cheaper_by_weights", lambda *call: False)
     x = torch.randn(6, 4, 5, 5, dtype=torch.float64)
     found = []
     for fast in (True, False):
         how = geometry if fast else lambda inner: None
-        monkeypatch.setattr(FastWeight, "_fast_geometry", lambda self, x, how=how: how(self.layer))
+        monkeypatch.setattr(RankOneLayer, "_fast_geometry", lambda self, x, how=how: how(self.layer))
         y = layer(x)
         found.append([y, *torch.autograd.grad(y.square().sum(), list(layer.parameters()))])
     for one, other in zip(*found, strict=True):
@@ -172,7 +172,7 @@ def test_a_layer_is_the_same_with_it_and_without(
 def test_it_is_taken_in_training_on_a_gpu_without_a_compiler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    layer = FastWeight(nn.Conv2d(4, 6, 3), PointFactors(2, 4, 6))
+    layer = RankOneLayer(nn.Conv2d(4, 6, 3), PointFactors(2, 4, 6))
     assert layer._fast_geometry(ON_GPU) is not None
     assert layer._fast_geometry(torch.ones(2, 4, 5, 5)) is None  # members' own weights cost less
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""FastWeight computes s * W(r * x) + b for every layer type, in each of its ways."""
+"""RankOneLayer computes s * W(r * x) + b for every layer type, in each of its ways."""
 
 import copy
 
@@ -11,7 +11,7 @@ from torch.nn.utils import parametrizations
 import lpbnn
 from lpbnn.members.rows import spread
 from lpbnn.rank_one.factors import FixedFactors, GaussianFactors, PointFactors, draw_all
-from lpbnn.rank_one.layer import FastWeight, widths
+from lpbnn.rank_one.layer import RankOneLayer, widths
 from lpbnn.rank_one.vae import LatentFactors
 
 LAYERS = {
@@ -29,10 +29,10 @@ LAYERS = {
 FACTORS = {"point": PointFactors, "gaussian": GaussianFactors, "latent": LatentFactors}
 
 
-def build(kind: str, members: int = 3, factors: str = "point") -> tuple[FastWeight, torch.Tensor]:
+def build(kind: str, members: int = 3, factors: str = "point") -> tuple[RankOneLayer, torch.Tensor]:
     make, shape = LAYERS[kind]
     layer = make()
-    fast = FastWeight(layer, FACTORS[factors](members, *widths(layer)), kind).double()
+    fast = RankOneLayer(layer, FACTORS[factors](members, *widths(layer)), kind).double()
     if fast.member_bias is not None:
         nn.init.normal_(fast.member_bias)
     return fast, torch.randn(2 * members, *shape, dtype=torch.float64)
@@ -96,13 +96,13 @@ def test_one_member_with_unit_factors_is_the_plain_layer_to_the_last_bit(kind: s
     expected = layer(x)
     inputs, outputs = widths(layer)
     ones = FixedFactors(torch.ones(1, inputs), torch.ones(1, outputs)).double()
-    assert torch.equal(FastWeight(layer, ones)(x), expected)
+    assert torch.equal(RankOneLayer(layer, ones)(x), expected)
 
 
 @pytest.mark.parametrize("way", ["_by_member_weights", "_by_scaled_activations"])
 def test_channels_last_is_kept(way: str) -> None:
     layer = nn.Conv2d(8, 8, 3, padding=1).to(memory_format=torch.channels_last)
-    fast = FastWeight(layer, PointFactors(2, 8, 8))
+    fast = RankOneLayer(layer, PointFactors(2, 8, 8))
     x = torch.randn(4, 8, 6, 6).to(memory_format=torch.channels_last)
     y = getattr(fast, way)(x, fast.draw())
     assert y.is_contiguous(memory_format=torch.channels_last)
@@ -128,7 +128,7 @@ def test_a_model_wholly_in_bfloat16() -> None:
 
 def test_output_size_of_a_transposed_convolution() -> None:
     layer = nn.ConvTranspose2d(4, 6, 3, stride=2)
-    fast = FastWeight(layer, PointFactors(2, 4, 6))
+    fast = RankOneLayer(layer, PointFactors(2, 4, 6))
     x = torch.randn(4, 4, 5, 5)
     for way in (fast._by_member_weights, fast._by_scaled_activations):
         assert way(x, fast.draw(), output_size=[12, 12]).shape[2:] == (12, 12)
@@ -136,7 +136,7 @@ def test_output_size_of_a_transposed_convolution() -> None:
 
 def test_a_parametrised_layer_keeps_its_parametrisation() -> None:
     layer = parametrizations.spectral_norm(nn.Linear(4, 6)).eval()
-    fast = FastWeight(layer, PointFactors(2, 4, 6))
+    fast = RankOneLayer(layer, PointFactors(2, 4, 6))
     draw = fast.draw()
     x = torch.randn(4, 4)
     expected = draw.s[0] * nn.functional.linear(draw.r[0] * x[:2], layer.weight) + draw.bias[0]

@@ -49,7 +49,7 @@ def test_a_stage_with_a_mask_gives_what_the_whole_network_gives(
 ) -> None:
     in_turn(not in_rows)
     net, found = Causal(positional, in_turn=not in_rows).double(), []
-    for whole in ({}, {"spread_at": ""}):
+    for whole in ({}, {"expand_at": ""}):
         torch.manual_seed(1)
         made = lpbnn.build(copy.deepcopy(net), "batchensemble", include=include, members=3, **whole)
         found.append(lpbnn.predict(made.double(), inputs_of(batch)).members)
@@ -94,7 +94,7 @@ def test_a_mask_that_is_given_is_neither_spread_nor_cut(method: str, chunk: int 
 
 
 def test_a_mask_that_is_given_is_not_repeated() -> None:
-    model = lpbnn.build(Given(), "mcdropout", spread_at="")
+    model = lpbnn.build(Given(), "mcdropout", expand_at="")
     mask = torch.ones(TIME, TIME, dtype=torch.bool).triu(1)
     assert lpbnn.predict(model, (torch.randn(TIME, TIME, 4), mask)).members.shape == (4, TIME, 3)
 
@@ -205,7 +205,7 @@ def test_a_mask_of_attention_is_no_batch_of_an_ensemble() -> None:
 @pytest.mark.parametrize("batch", [1, 3, 4, 5])
 def test_a_mask_by_head_is_dealt_out_with_the_examples(batch: int) -> None:
     """In training too, where the members' shares of a batch are not equal: the first come again."""
-    model = lpbnn.build(ByHead().double(), "batchensemble", members=2, spread=0.0).train()
+    model = lpbnn.build(ByHead().double(), "batchensemble", members=2, init_std=0.0).train()
     call, y = masked(batch), torch.arange(batch) % 3
     plain = lpbnn.build(copy.deepcopy(lpbnn.undo(copy.deepcopy(model))), "mcp").train()
     torch.testing.assert_close(model.loss(call, y)["nll"], plain.loss(call, y)["nll"])

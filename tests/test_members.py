@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
-from lpbnn.members.rows import gather, plus, row_weights, rows_needed, spread, spread_tree, times
+from lpbnn.members.rows import gather, plus, row_weights, rows_needed, spread, expand_tree, times
 
 batches, ensembles = st.integers(1, 17), st.integers(1, 6)
 
@@ -61,7 +61,7 @@ def test_channels_last_survives() -> None:
 
 def test_only_the_batch_is_spread() -> None:
     batch, mask, scale = torch.zeros(3, 2), torch.zeros(2, 2), torch.tensor(1.0)
-    tree = spread_tree({"x": [batch, mask], "scale": scale, "flag": True}, batch=3, members=2)
+    tree = expand_tree({"x": [batch, mask], "scale": scale, "flag": True}, batch=3, members=2)
     assert [tuple(t.shape) for t in tree["x"]] == [(6, 2), (2, 2)]
     assert tree["scale"] is scale
     assert tree["flag"] is True

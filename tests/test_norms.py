@@ -9,22 +9,22 @@ from torch import Tensor, nn
 
 import lpbnn
 from lpbnn.rank_one import norms
-from lpbnn.rank_one.layer import FastWeight
+from lpbnn.rank_one.layer import RankOneLayer
 from lpbnn.rank_one.norms import MemberNorm, RowNorm, by_rows
 
 
-def build(method: str = "lpbnn", **options: object) -> lpbnn.Model:
+def build(method: str = "lpbnn", **options: object) -> lpbnn.UncertainModel:
     return lpbnn.build(ResNet(), method, members=3, num_data=10, batch_norm="member", **options)
 
 
-def alone(model: lpbnn.Model, member: int) -> nn.Module:
+def alone(model: lpbnn.UncertainModel, member: int) -> nn.Module:
     """The ordinary network of one BatchEnsemble member, with that member's batch norms."""
     net = copy.deepcopy(model.net)
     for parent in list(net.modules()):
         for name, child in list(parent._modules.items()):
             if isinstance(child, MemberNorm):
                 setattr(parent, name, child.norms[member])
-            elif isinstance(child, FastWeight):
+            elif isinstance(child, RankOneLayer):
                 draw = child.draw().take(slice(member, member + 1))
                 child.factors = lpbnn.rank_one.factors.FixedFactors(
                     draw.r.detach(), draw.s.detach()
@@ -174,7 +174,7 @@ def test_large_rows_are_left_to_torch(
 
 @pytest.mark.parametrize("batch", [1, 3, 4])
 def test_a_last_batch_too_small_for_a_norm_of_each_member_is_told(batch: int) -> None:
-    def small(**options: str) -> lpbnn.Model:
+    def small(**options: str) -> lpbnn.UncertainModel:
         net = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
         return lpbnn.build(net, "batchensemble", members=4, **options).train()
 

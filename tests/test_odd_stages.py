@@ -58,7 +58,7 @@ class Tied(nn.Module):
         super().__init__()
         self.first, self.head = nn.Linear(5, 6), nn.Linear(6, 6)
         self.block = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), self.head)
-        self.head.in_turn = self.block.in_turn = True
+        self.head.in_turn = self.block.loop_members = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.block(self.first(x)))
@@ -76,7 +76,7 @@ class Itself(nn.Module):
 
 
 class Again(nn.Module):
-    in_turn = True
+    loop_members = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Again(nn.Module):
 class Doors(nn.Module):
     """Two stages; the second gets what the first gave and what no stage has seen, and changes both."""
 
-    spread_at = ("wide", "last")
+    expand_at = ("wide", "last")
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Doors(nn.Module):
 
 
 class Joining(nn.Module):
-    in_turn = True
+    loop_members = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Joining(nn.Module):
 class Table(Doors):
     """The stage that spreads the batch is given a table with as many rows as there will be."""
 
-    spread_at = ()
+    expand_at = ()
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ def test_odd_stages_give_what_the_whole_network_gives(
     x = torch.randn(1 if "leaves" in case else 4, *shape).double()  # of one, all would fit all
     given = x.clone()
     found = []
-    for whole in ({}, {"spread_at": ""}):
+    for whole in ({}, {"expand_at": ""}):
         torch.manual_seed(1)
         model = lpbnn.build(copy.deepcopy(net), "lpbnn", **options, **whole).double()
         found.append(lpbnn.predict(model, x, samples=samples, seed=2).members)
@@ -187,7 +187,7 @@ def test_a_second_stage_gives_each_member_its_own_rows(
 ) -> None:
     net, x = Doors().double(), torch.randn(batch, 5).double()
     model = lpbnn.build(net, "lpbnn", members=3, num_data=9, include=["wide", "last.*"]).double()
-    assert model.stages == ["wide", "last"]
+    assert model.expand_at == ["wide", "last"]
     assert model.shared_part
     seen: list[list[int]] = []
     forward = net.last.forward
@@ -222,6 +222,6 @@ def test_an_input_that_could_be_taken_for_members_keeps_them_together(
     x, table = torch.randn(2, 5).double(), torch.randn(rows, 6).double()
     model = lpbnn.build(net, "batchensemble", members=3, include=["wide", "last.*"]).double()
     found = lpbnn.predict(model, (x, table)).members
-    model.stages = [""]
+    model.expand_at = [""]
     expected = lpbnn.predict(model, (x, table)).members
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)

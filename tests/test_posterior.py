@@ -10,7 +10,7 @@ from lpbnn.rank_one.vae import LatentFactors
 
 
 @pytest.fixture
-def model() -> lpbnn.Model:
+def model() -> lpbnn.UncertainModel:
     model = lpbnn.build(Mlp(), "lpbnn", members=3, num_data=10, latent=4, log_variance=-1.0)
     with torch.no_grad():
         for layer in model.layers:
@@ -20,7 +20,7 @@ def model() -> lpbnn.Model:
     return model.double()
 
 
-def test_mean_and_covariance_against_100000_draws(model: lpbnn.Model) -> None:
+def test_mean_and_covariance_against_100000_draws(model: lpbnn.UncertainModel) -> None:
     draws = 100_000
     for layer in model.layers:
         expected = lpbnn.posterior(model)[layer.path]
@@ -37,7 +37,7 @@ def test_mean_and_covariance_against_100000_draws(model: lpbnn.Model) -> None:
             torch.testing.assert_close(drawn, expected.correlation[j], atol=0.03, rtol=0)
 
 
-def test_covariance_is_low_rank_and_correlation_is_one_on_the_diagonal(model: lpbnn.Model) -> None:
+def test_covariance_is_low_rank_and_correlation_is_one_on_the_diagonal(model: lpbnn.UncertainModel) -> None:
     layer = lpbnn.posterior(model)["2"]
     assert layer.factor.shape == (3, 7, 4)
     assert torch.linalg.matrix_rank(layer.covariance).tolist() == [4, 4, 4]
@@ -46,7 +46,7 @@ def test_covariance_is_low_rank_and_correlation_is_one_on_the_diagonal(model: lp
     torch.testing.assert_close(layer.std.square(), layer.covariance.diagonal(dim1=1, dim2=2))
 
 
-def test_as_a_torch_distribution(model: lpbnn.Model) -> None:
+def test_as_a_torch_distribution(model: lpbnn.UncertainModel) -> None:
     layer = lpbnn.posterior(model)["0"]
     q = layer.distribution(jitter=1e-9)
     torch.testing.assert_close(q.mean, layer.mean)
@@ -61,5 +61,5 @@ def test_only_what_has_a_latent_posterior() -> None:
         lpbnn.posterior(nn.Linear(3, 3))
 
 
-def test_it_can_be_read_at_any_time_and_leaves_no_graph(model: lpbnn.Model) -> None:
+def test_it_can_be_read_at_any_time_and_leaves_no_graph(model: lpbnn.UncertainModel) -> None:
     assert not lpbnn.posterior(model)["0"].mean.requires_grad

@@ -93,7 +93,7 @@ def test_a_subclass_may_do_anything_before_its_bias_and_nothing_after() -> None:
     net = nn.Sequential(PaddedConv(3, 4, 3))
     x = torch.randn(2, 3, 6, 6)
     expected, bias = net(x), net[0].bias.detach().clone()
-    model = lpbnn.build(net, "batchensemble", spread=0.0)
+    model = lpbnn.build(net, "batchensemble", init_std=0.0)
     torch.testing.assert_close(model(x)[1], expected)
     assert torch.equal(lpbnn.undo(model)[0].bias, bias)
 
@@ -145,7 +145,7 @@ def test_masks_of_every_head_go_to_their_example() -> None:
     net = Net().double()
     x, mask = torch.randn(3, 5, 8).double(), torch.randn(12, 5, 5).double()
     expected = net(x, mask)
-    model = lpbnn.build(net, "batchensemble", members=4, spread=0.0)
+    model = lpbnn.build(net, "batchensemble", members=4, init_std=0.0)
     for member in model(x, mask):
         torch.testing.assert_close(member, expected)
 
@@ -221,7 +221,7 @@ def test_arguments_reach_the_network_as_they_were_given() -> None:
         def forward(self, context: Tensor | None, x: Tensor) -> Tensor:
             return self.fc(x if context is None else x + context)
 
-    model = lpbnn.build(Net(), "batchensemble", spread=0.0)
+    model = lpbnn.build(Net(), "batchensemble", init_std=0.0)
     x = torch.randn(4, 5)
     expected = model.net.fc.layer(x) + model.net.fc.member_bias[0]
     for answer in (model(None, x), model(context=None, x=x), model(torch.zeros(4, 5), x=x)):
@@ -233,7 +233,7 @@ def test_arguments_reach_the_network_as_they_were_given() -> None:
 def test_void_classes_and_weights_with_a_batch_that_does_not_divide() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 1)).double()
     options = {"class_weights": [1.0, 2.0, 0.5, 1.0], "ignore_index": 255, "task": "segmentation"}
-    model = lpbnn.build(net, "batchensemble", members=2, spread=0.0, **options)
+    model = lpbnn.build(net, "batchensemble", members=2, init_std=0.0, **options)
     x, y = torch.randn(3, 3, 4, 4).double(), torch.randint(4, (3, 4, 4))
     y[0, :2] = 255
     weights = torch.tensor(options["class_weights"]).double()
@@ -249,7 +249,7 @@ def test_a_factory_that_fails_leaves_the_network_as_it_was() -> None:
     def factory(layer: nn.Module, path: str) -> nn.Module:
         if path == "head":
             raise OSError("no")
-        return lpbnn.rank_one.layer.FastWeight(
+        return lpbnn.rank_one.layer.RankOneLayer(
             layer, lpbnn.rank_one.factors.PointFactors(2, *lpbnn.rank_one.layer.widths(layer))
         )
 

@@ -126,7 +126,7 @@ def test_a_parameter_that_goes_into_a_stage_is_no_batch() -> None:
     net = Net()
     x = torch.randn(6, 5)  # as many examples as the parameter is long
     expected = net(x)
-    model = lpbnn.build(net, "batchensemble", include="stage", spread=0.0)
+    model = lpbnn.build(net, "batchensemble", include="stage", init_std=0.0)
     torch.testing.assert_close(model(x)[0], expected)
 
 

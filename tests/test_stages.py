@@ -25,7 +25,7 @@ PARTIAL = {
     "last layer": (ResNet, (3, 8, 8), {"include": "head"}, ["head"]),
     "last stages": (ResNet, (3, 8, 8), {"include": ["stage2.*", "head"]}, ["stage2", "head"]),
     "sequential": (Mlp, (5,), {"exclude": "0"}, ["2", "4"]),
-    "chosen": (ResNet, (3, 8, 8), {"include": "head", "spread_at": "stage2"}, ["stage2"]),
+    "chosen": (ResNet, (3, 8, 8), {"include": "head", "expand_at": "stage2"}, ["stage2"]),
 }
 
 
@@ -34,13 +34,13 @@ def test_partial_conversion_equals_the_fully_spread_computation(case: str) -> No
     make, shape, options, stages = PARTIAL[case]
     net = settle(make()).double()
     model = lpbnn.build(net, "lpbnn", members=3, num_data=10, **options).eval()
-    assert model.stages == stages
+    assert model.expand_at == stages
     x = torch.randn(4, *shape, dtype=torch.float64)
     together, alone = members_and_ordinary(model, x)
     torch.testing.assert_close(together, alone)
     torch.manual_seed(7)
     partly = model(x)
-    model.stages = [""]
+    model.expand_at = [""]
     torch.manual_seed(7)
     torch.testing.assert_close(partly, model(x), rtol=0, atol=1e-14)
 
@@ -75,26 +75,26 @@ def test_a_tensor_around_the_stage_is_explained() -> None:
     with pytest.raises(RuntimeError) as caught:
         model(torch.randn(3, 4))
     assert "spreads the batch over the members at ['b']" in str(caught.value)  # logs drop notes
-    assert "build(..., spread_at='') for the whole network" in str(caught.value)
+    assert "build(..., expand_at='') for the whole network" in str(caught.value)
     assert "must match" in str(caught.value)  # torch's own words
     assert type(caught.value.__cause__) is RuntimeError
-    model = lpbnn.build(Around(), "batchensemble", include="b", spread_at="")
+    model = lpbnn.build(Around(), "batchensemble", include="b", expand_at="")
     assert model(torch.randn(3, 4)).shape == (4, 3, 4)
 
 
 @pytest.mark.parametrize("names", ["decoder", ("encoder", "decodr"), 3])
 def test_parts_that_a_module_names_must_exist(names: object) -> None:
     net = EncoderDecoder()
-    net.spread_at = names
-    with pytest.raises(ValueError, match="EncoderDecoder has spread_at = .*expected the names of"):
+    net.expand_at = names
+    with pytest.raises(ValueError, match="EncoderDecoder has expand_at = .*expected the names of"):
         lpbnn.build(net, "batchensemble", include="decoder")
 
 
 def test_parts_that_leave_out_a_converted_layer_are_not_taken() -> None:
     net = EncoderDecoder()
-    net.decoder.spread_at = ("count", "mix")
+    net.decoder.expand_at = ("count", "mix")
     model = lpbnn.build(net, "batchensemble", include="decoder.*")
-    assert model.stages == ["decoder"]
+    assert model.expand_at == ["decoder"]
 
 
 def test_an_error_of_its_own_kind_stays_what_it_is() -> None:
@@ -120,14 +120,14 @@ def test_several_doors_may_be_named() -> None:
     found = []
     for doors in (["stage2", "head"], "stage2", ""):
         torch.manual_seed(1)
-        made = lpbnn.build(copy.deepcopy(net), "batchensemble", spread_at=doors, **options)
+        made = lpbnn.build(copy.deepcopy(net), "batchensemble", expand_at=doors, **options)
         found.append(made.eval()(x))
     torch.testing.assert_close(found[0], found[1])
     torch.testing.assert_close(found[0], found[2])
-    with pytest.raises(ValueError, match="spread_at='haed' is no module.*mean 'head'"):
-        lpbnn.build(net, "batchensemble", spread_at=["stage2", "haed"], **options)
-    with pytest.raises(ValueError, match=r"spread_at=\[\] names no module"):
-        lpbnn.build(net, "batchensemble", spread_at=[], **options)
+    with pytest.raises(ValueError, match="expand_at='haed' is no module.*mean 'head'"):
+        lpbnn.build(net, "batchensemble", expand_at=["stage2", "haed"], **options)
+    with pytest.raises(ValueError, match=r"expand_at=\[\] names no module"):
+        lpbnn.build(net, "batchensemble", expand_at=[], **options)
 
 
 class UNet(nn.Module):
@@ -148,16 +148,16 @@ def test_a_skip_around_the_doors_is_told_with_its_remedy(batch: int) -> None:
     options = {"include": ["u*", "out"], "task": "segmentation", "num_data": 9}
     model = lpbnn.build(UNet(), "lpbnn", **options)
     x, y = torch.randn(batch, 3, 2, 2), torch.zeros(batch, 2, 2, dtype=torch.int64)
-    with pytest.raises(RuntimeError, match=r"(?s)Expected size .*build\(..., spread_at=''\)"):
+    with pytest.raises(RuntimeError, match=r"(?s)Expected size .*build\(..., expand_at=''\)"):
         lpbnn.predict(model, x)
-    helped = lpbnn.build(UNet(), "lpbnn", spread_at="", **options)
+    helped = lpbnn.build(UNet(), "lpbnn", expand_at="", **options)
     assert helped.train().loss(x, y)["loss"].isfinite()
     assert lpbnn.predict(helped, x).probs.shape == (batch, 3, 2, 2)
 
 
 def test_spread_at_must_exist() -> None:
-    with pytest.raises(ValueError, match="spread_at='decodr' is no module"):
-        lpbnn.build(EncoderDecoder(), "batchensemble", spread_at="decodr")
+    with pytest.raises(ValueError, match="expand_at='decodr' is no module"):
+        lpbnn.build(EncoderDecoder(), "batchensemble", expand_at="decodr")
 
 
 @pytest.mark.parametrize("batch_norm", ["shared", "member"])
@@ -168,7 +168,7 @@ def test_members_in_turn_answer_as_members_together(
     make, shape, options, paths = PARTIAL[case]
     net = settle(make()).double()
     for path in paths:
-        net.get_submodule(path).in_turn = True
+        net.get_submodule(path).loop_members = True
     model = lpbnn.build(
         net, "lpbnn", members=3, num_data=10, batch_norm=batch_norm, **options
     ).double()
@@ -218,7 +218,7 @@ def test_a_compiled_network_takes_its_members_in_turn(
     """Written out once, not compiled again for another draw; many members go a few at a time."""
     in_turn(True)
     net = settle(ResNet())
-    net.stage2.in_turn = True
+    net.stage2.loop_members = True
     model = lpbnn.build(
         net, "lpbnn", members=3, num_data=10, include="stage2.*", batch_norm=batch_norm
     )
@@ -252,7 +252,7 @@ def test_a_hook_in_the_stage_sees_all_members_together(in_turn: Callable[[bool],
     net = EncoderDecoder()
     seen: list[int] = []
     net.decoder.out[0].register_forward_hook(lambda module, args, output: seen.append(len(output)))
-    model = lpbnn.build(net, "batchensemble", members=3, include="decoder.mix", spread_at="decoder")
+    model = lpbnn.build(net, "batchensemble", members=3, include="decoder.mix", expand_at="decoder")
     lpbnn.predict(model, torch.randn(2, 3, 5, 5))
     assert seen == [6]
 
@@ -264,7 +264,7 @@ def test_a_promise_that_is_not_kept_is_told_and_without_one_members_stay_togethe
     net = EncoderDecoder(Odd())
     model = lpbnn.build(net, "batchensemble", members=3, include="decoder", task="segmentation")
     x = torch.randn(2, 3, 5, 5)
-    with pytest.raises(RuntimeError, match="Odd has in_turn = True and got 2 rows, but returned"):
+    with pytest.raises(RuntimeError, match="Odd has loop_members = True and got 2 rows, but returned"):
         lpbnn.predict(model, x)
     net.decoder.in_turn = False
     assert lpbnn.predict(model, x).members.shape == (3, 2, 3, 5, 5)

@@ -10,14 +10,14 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 import lpbnn
-from lpbnn.rank_one.layer import draw_layers
+from lpbnn.rank_one.layer import sample_layers
 from lpbnn.rank_one.vae import Autoencoders, LatentFactors
 
 SIZES = list(itertools.product(range(1, 10), range(1, 6)))
 METHODS = ("lpbnn", "batchensemble", "rank1")
 
 
-def build(kind: str, method: str = "lpbnn", members: int = 4, **options: object) -> lpbnn.Model:
+def build(kind: str, method: str = "lpbnn", members: int = 4, **options: object) -> lpbnn.UncertainModel:
     net = settle(NETWORKS[kind]())
     if method != "batchensemble":
         options = {"num_data": 100, **options}
@@ -202,7 +202,7 @@ def test_the_same_loss_for_copies_of_one_member() -> None:
     torch.testing.assert_close(losses[0][1], losses[1][1])
 
 
-def first_model(losses: list, model: lpbnn.Model) -> list:
+def first_model(losses: list, model: lpbnn.UncertainModel) -> list:
     return losses[0][0].layers if losses else model.layers
 
 
@@ -227,7 +227,7 @@ def test_converted_layers_live_in_a_sequential() -> None:
 
 def test_r_hat_starts_at_r() -> None:
     model = build("ResNet", log_variance=-4.0)
-    for layer, draw in zip(model.layers, draw_layers(model.layers), strict=True):
+    for layer, draw in zip(model.layers, sample_layers(model.layers), strict=True):
         torch.testing.assert_close(layer.mean().r, layer.factors.r, atol=2e-3, rtol=0)
         noise = (draw.r - layer.factors.r).std()
         assert noise < 0.2, (layer.path, noise)

@@ -8,11 +8,11 @@ from torch import nn
 import lpbnn
 from lpbnn import ensemble
 from lpbnn.model import walk
-from lpbnn.rank_one.ensemble import FastWeightEnsemble
+from lpbnn.rank_one.ensemble import RankOneEnsemble
 
 
 def test_modes_are_set_only_where_something_trains(
-    model: lpbnn.Model, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+    model: lpbnn.UncertainModel, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bool] = []
     train = nn.Module.train
@@ -33,7 +33,7 @@ def test_modes_are_set_only_where_something_trains(
 
 @pytest.mark.parametrize("options", [{}, {"samples": 3}, {"chunk": 5}, {"chunk": 2, "samples": 2}])
 def test_a_prediction_looks_for_the_layers_once(
-    model: lpbnn.Model,
+    model: lpbnn.UncertainModel,
     x: torch.Tensor,
     options: dict[str, int],
     monkeypatch: pytest.MonkeyPatch,
@@ -47,7 +47,7 @@ def test_a_prediction_looks_for_the_layers_once(
     monkeypatch.setattr(ensemble, "walk", counted)
     lpbnn.predict(model, x, **options)
     assert walks == [model.net]
-    monkeypatch.setattr(FastWeightEnsemble, "_better_in_turn", lambda *call: True)
+    monkeypatch.setattr(RankOneEnsemble, "_better_in_turn", lambda *call: True)
     lpbnn.predict(model, x, **options)
     assert walks == [model.net] * 2
 
@@ -56,7 +56,7 @@ def test_a_prediction_looks_for_the_layers_once(
 def test_a_layer_that_was_replaced_since_is_noticed(method: str, x: torch.Tensor) -> None:
     options = {"num_data": 10} if method == "lpbnn" else {}
     model = lpbnn.build(settle(ResNet()), method, members=3, **options).double()
-    assert isinstance(model, FastWeightEnsemble)
+    assert isinstance(model, RankOneEnsemble)
     before = lpbnn.predict(model, x, seed=0).members
     model.net.head = nn.Linear(6, 3).double()
     found = lpbnn.predict(model, x, seed=0).members
@@ -65,6 +65,6 @@ def test_a_layer_that_was_replaced_since_is_noticed(method: str, x: torch.Tensor
     model.loss(x, torch.tensor([0, 1, 2, 0, 1]))["loss"].backward()
 
 
-def test_the_walk_is_that_of_torch(model: lpbnn.Model) -> None:
+def test_the_walk_is_that_of_torch(model: lpbnn.UncertainModel) -> None:
     model.net.again, model.net.none = model.net.stage1, None
     assert list(walk(model)) == list(model.modules())

@@ -1,4 +1,4 @@
-"""lpbnn: turn any PyTorch network into one that knows what it does not know.
+"""lpbnn: turn any PyTorch network into one that reports calibrated uncertainty.
 
 model = lpbnn.build(net, "lpbnn", members=4, num_data=len(train))
 loss = model.loss(x, y)["loss"]
@@ -6,12 +6,15 @@ p = lpbnn.predict(model, x)
 """
 
 import importlib
+from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from lpbnn import likelihoods
+from lpbnn.build import build
+from lpbnn.check import CheckReport, check
 from lpbnn.convert import convert
-from lpbnn.methods import build
-from lpbnn.model import LossStep, Model
+from lpbnn.model import LossStep, UncertainModel
 from lpbnn.predict import Prediction, predict
 from lpbnn.rank_one.export import freeze, mean_network, undo
 from lpbnn.rank_one.posterior import posterior
@@ -19,13 +22,21 @@ from lpbnn.rank_one.posterior import posterior
 if TYPE_CHECKING:
     from lpbnn import metrics as metrics
 
+try:
+    __version__ = version("lpbnn")
+except PackageNotFoundError:  # run from a folder that is not installed
+    __version__ = "unknown"
+
 __all__ = [
+    "CheckReport",
     "LossStep",
-    "Model",
     "Prediction",
+    "UncertainModel",
     "build",
+    "check",
     "convert",
     "freeze",
+    "likelihoods",
     "mean_network",
     "metrics",
     "posterior",
@@ -35,7 +46,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    """``lpbnn.metrics`` when it is asked for: torchmetrics takes seconds to import."""
+    """Import ``lpbnn.metrics`` when it is asked for: torchmetrics takes seconds to import."""
     if name == "metrics":
         return importlib.import_module("lpbnn.metrics")
     raise AttributeError(f"module 'lpbnn' has no attribute {name!r}")

@@ -196,11 +196,11 @@ class Categorical(Likelihood):
             return (soft if self.class_weights is None else soft * self.class_weights.to(soft)).sum(
                 -1
             )
-        counted = targets != self.ignore_index
+        labels = targets.long()  # a uint8 156 would equal -100
+        counted = labels != self.ignore_index
         if self.class_weights is None:
             return counted.float()
-        labels = targets.masked_fill(~counted, 0).long()
-        return counted * self.class_weights[labels]
+        return counted * self.class_weights[labels.masked_fill(~counted, 0)]
 
     def summary(self, outputs: Tensor) -> Summary:
         """Return probabilities, in the shape of the outputs (S, B, C, ...), and entropies (S, B, ...)."""

@@ -32,6 +32,10 @@ class UncertainModel(nn.Module):
 
     members: int = 1  # predictions that one pass returns
     stochastic: bool = True  # True if a second pass differs from the first
+    check: bool = True  # False: trust the network, compare nothing with the reference
+    independent_rows: bool | None = (
+        None  # False if examples depend on each other; None: not compared
+    )
 
     def __init__(
         self,
@@ -100,10 +104,20 @@ class UncertainModel(nn.Module):
         return self.members, batch if chunk is None else min(chunk, batch)
 
     def require_independent_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse a network whose examples influence each other; called before a batch is cut into parts.
+        """Refuse to take a batch apart if its examples depend on each other; compare them once.
 
-        It may run the network, in evaluation mode and without gradients. By default nothing is checked.
+        Called before a prediction is cut into portions, and before a method mixes examples in training.
         """
+        if self.independent_rows is None and self.check and not torch.compiler.is_compiling():
+            from lpbnn.check import rows_are_independent  # imports point the other way
+
+            self.independent_rows = rows_are_independent(self, args, kwargs)
+        if self.independent_rows is False:
+            raise ValueError(
+                "the output of an example depends on the other examples of its batch, so the batch "
+                "cannot be taken apart. Fix: predict without chunk, or choose a method that runs whole "
+                "batches, such as 'lpbnn'."
+            )
 
     def ood_score(self, outputs: Tensor) -> Tensor | None:
         """Return the method's own OOD score of member outputs, (S, B, ...), higher is stranger.

@@ -11,7 +11,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lpbnn.likelihoods import Likelihood, MultiHead, Summary
-from lpbnn.members.rows import is_batched, mask_places, masks_by_head, masks_given
+from lpbnn.members.rows import find_head_masks, find_masks, is_batched, mask_arguments
 from lpbnn.model import LossStep, UncertainModel, as_call, at_least_one, batch_size
 
 # Outputs that are summarised together, 32 MiB of float32: more than any batch of labels has.
@@ -212,9 +212,9 @@ def _cut(
     others = {t.shape[0] for t in tensors if t.dim() > 0} - {batch}
     while step > 1 and (step in others or batch % step in others):
         step -= 1
-    places = mask_places(model.networks[0])
-    masks = masks_given(places, args, kwargs)
-    by_head = masks_by_head(places, args, kwargs, batch)
+    places = mask_arguments(model.networks[0])
+    masks = find_masks(places, args, kwargs)
+    by_head = find_head_masks(places, args, kwargs, batch)
 
     def part(rows: slice) -> Any:
         def take(x: Tensor) -> Tensor:

@@ -11,13 +11,14 @@ from networks import settle
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lpbnn import backbones, methods
+import lpbnn
+from lpbnn import backbones
 from lpbnn.backbones._decoder import ASPP, StandardisedConv2d, Style
 from lpbnn.backbones.deeplab import DeepLab, Encoder
 from lpbnn.backbones.resnet import DEPTHS, Trunk
 from lpbnn.engine.config import RunConfig
 from lpbnn.engine.options import with_options
-from lpbnn.rank_one.ensemble import FastWeightEnsemble
+from lpbnn.members.ensemble import MemberEnsemble
 
 GROUPS: dict[str, Any] = {"norm": "group", "standardise": True}
 VARIANTS = [{}, {"separable": True}, GROUPS, {**GROUPS, "separable": True}]
@@ -262,9 +263,9 @@ def test_the_command_lines_options_reach_the_network() -> None:
     config = RunConfig.from_json(config.to_json())
     net = backbones.build(config.backbone, 5, **config.backbone_options)
     assert str(net) == str(DeepLab(5, 3, 8, "1x1", True, "group", True, 0.1, 16, 4, depth=50))
-    model = methods.build(net, task="segmentation", num_data=9, **config.method_options)
-    assert isinstance(model, FastWeightEnsemble)
-    assert model.stages == ["decoder.aspp", "decoder.refine"]
+    model = lpbnn.build(net, "lpbnn", task="segmentation", num_data=9, **config.method_options)
+    assert isinstance(model, MemberEnsemble)
+    assert model.expand_at == ["decoder.aspp", "decoder.refine"]
 
 
 @pytest.mark.parametrize(

@@ -155,70 +155,25 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         backbones.build("deeplab-resnet18", 5, width=4, channels=16, pretrained=True)
 
 
-REAL = (
-    "ResNet-50 v1 encoder (stride 2 in the first 1x1 conv of a stage), torchvision key names, no fc"
-)
-
-
-def deeplab(path: Path, depth: int = 50, **options: Any) -> nn.Module:
-    net = {"width": 4, "channels": 8, "pretrained": str(path), **options}
-    return backbones.build(f"deeplab-resnet{depth}", 5, **net)
-
-
-@pytest.mark.parametrize(
-    ("about", "there"),
-    [
-        ({"arch": REAL}, "1x1"),
-        ({"stride_in": "3x3"}, "3x3"),
-        ({"note": "The stride of layer2..4 sits in the 3x3, not in the 1x1 convolution."}, "3x3"),
-    ],
-)
-def test_a_file_that_tells_of_another_stride_is_refused(
-    about: dict[str, str], there: str, tmp_path: Path
+@pytest.mark.parametrize("about", [{}, {"arch": "ResNet-50 v1 (stride 2 in the first 1x1 conv)"}])
+def test_the_option_alone_decides_where_the_stride_is(
+    about: dict[str, str], tmp_path: Path
 ) -> None:
     save_file(weights(encoder(depth=50)), tmp_path / "w", about)
-    other = {"1x1": "3x3", "3x3": "1x1"}[there]
-    fix = f'Fix: stride_in="{there}" .*--stride-in {there}; .*backbone.stride_in={there}'
-    with pytest.raises(ValueError, match=rf'w says of itself .*of stride_in="{other}" comp.*{fix}'):
-        deeplab(tmp_path / "w", stride_in=other)
+
+    def strides(**options: Any) -> list[tuple[int, ...]]:
+        options = {"width": 4, "channels": 8, "pretrained": str(tmp_path / "w"), **options}
+        net = backbones.build("deeplab-resnet50", 5, **options)
+        assert isinstance(net, DeepLab)
+        assert net.loaded is not None
+        assert net.loaded.about == about  # shown in the report, not interpreted
+        block = net.encoder.layer2[0]
+        return [block.conv1.stride, block.conv2.stride]
+
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        deeplab(tmp_path / "w", stride_in=there)
-        save_file(weights(encoder()), tmp_path / "w", about)
-        deeplab(tmp_path / "w", 18, stride_in=other)  # its blocks have one place for the stride
-
-
-@pytest.mark.parametrize(("name", "there"), [("resnet50_v1", "1x1"), ("ResNet-50 v1.5", "3x3")])
-def test_a_file_that_names_another_version_is_warned_of(
-    name: str, there: str, tmp_path: Path
-) -> None:
-    save_file(weights(encoder(depth=50)), tmp_path / "w", {"arch": name})
-    with pytest.warns(UserWarning, match=rf'says of itself {name!r}: .*Fix: stride_in="{there}"'):
-        deeplab(tmp_path / "w", stride_in={"1x1": "3x3", "3x3": "1x1"}[there])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        deeplab(tmp_path / "w", stride_in=there)
-
-
-@pytest.mark.parametrize(
-    "about",
-    [
-        {},
-        {"weights": "ResNet50_Weights.IMAGENET1K_V1"},  # of torchvision: v1.5
-        {"arch": "no strides at all, 1x1"},
-        {"arch": "the stride is not in the 1x1"},
-        {"arch": "output stride 32, 3x3 kernels"},
-        {"arch": "ResNet-50 v1 or ResNet-50 v1.5"},
-    ],
-)
-@pytest.mark.parametrize("stride_in", ["1x1", "3x3"])
-def test_a_file_that_does_not_clearly_tell_is_loaded(
-    about: dict[str, str], stride_in: str, tmp_path: Path
-) -> None:
-    save_file(weights(encoder(depth=50)), tmp_path / "w", about)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        deeplab(tmp_path / "w", stride_in=stride_in)
+        assert strides() == strides(stride_in="3x3") == [(1, 1), (2, 2)]
+        assert strides(stride_in="1x1") == [(2, 2), (1, 1)]
 
 
 def test_deeplab_takes_a_file_for_its_encoder(tmp_path: Path) -> None:

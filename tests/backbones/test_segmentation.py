@@ -32,7 +32,7 @@ def network(**options: Any) -> DeepLab:
     return net
 
 
-def build(method: str, net: DeepLab | None = None, **options: Any) -> lpbnn.Model:
+def build(method: str, net: DeepLab | None = None, **options: Any) -> lpbnn.UncertainModel:
     if method in RANK_ONE:
         options.setdefault("include", "decoder.*")
     kind: dict[str, Any] = {"task": "segmentation", "ignore_index": VOID, "num_data": 100}
@@ -52,7 +52,7 @@ def batch(size: int = 4) -> tuple[Tensor, Tensor]:
     return x, y.clone().index_fill(1, torch.arange(5), VOID)
 
 
-def fit(model: lpbnn.Model, steps: int, lr: float = 0.05) -> list[float]:
+def fit(model: lpbnn.UncertainModel, steps: int, lr: float = 0.05) -> list[float]:
     model.train()
     groups = model.parameter_groups(weight_decay=1e-4, lr=lr)
     optimizer, losses = torch.optim.SGD(groups, lr=lr, momentum=0.9), []
@@ -82,7 +82,7 @@ def test_every_method_answers_for_every_pixel(method: str, variant: dict[str, An
     count = model.members * (2 if model.stochastic else 1)
     assert p.members.shape == (count, 2, CLASSES, *SIZE)
     torch.testing.assert_close(p.probs.sum(1), torch.ones(2, *SIZE))
-    assert model.score(p).shape == p.labels.shape == p.epistemic.shape == (2, *SIZE)
+    assert p.ood_score.shape == p.labels.shape == p.epistemic.shape == (2, *SIZE)
     assert model(x).shape == (model.members, 2, CLASSES, *SIZE)
     whole = lpbnn.predict(model, x, samples=2, seed=0, chunk=3)
     torch.testing.assert_close(whole.probs, p.probs, atol=1e-5, rtol=1e-4)
@@ -141,7 +141,7 @@ def test_the_encoder_runs_once_and_the_answer_is_that_of_repeating_everything(
 ) -> None:
     net = network(**variant).double()
     settle(net)
-    everything = rank_one(method, copy.deepcopy(net), members=3, spread_at="").double().eval()
+    everything = rank_one(method, copy.deepcopy(net), members=3, expand_at="").double().eval()
     once = rank_one(method, net, members=3).double().eval()
     once.load_state_dict(everything.state_dict())
     seen, repeated = calls(net), calls(everything.net)  # type: ignore[arg-type]
@@ -218,7 +218,7 @@ def test_each_member_is_an_ordinary_network(method: str, variant: dict[str, Any]
 
 def test_the_factors_scale_the_standardised_weight() -> None:
     layer = StandardisedConv2d(4, 6, 3, padding=2, dilation=2, bias=False).double()
-    fast = FastWeight(layer, PointFactors(2, 4, 6, spread=0.5).double())
+    fast = FastWeight(layer, PointFactors(2, 4, 6, init_std=0.5).double())
     x, draw = torch.randn(6, 4, 7, 5).double(), fast.draw()
     w = layer.weight
     hat = (w - w.mean((1, 2, 3), keepdim=True)) / w.std((1, 2, 3), correction=0, keepdim=True)
@@ -252,7 +252,7 @@ def test_mc_dropout_keeps_to_the_decoder_where_the_network_has_its_own() -> None
 
 def test_the_passes_of_mc_dropout_share_the_encoder() -> None:
     net = settle(network(dropout=0.2).double())
-    whole = build("mcdropout", copy.deepcopy(net), spread_at="")
+    whole = build("mcdropout", copy.deepcopy(net), expand_at="")
     model = build("mcdropout", net)
     seen, repeated = calls(net), calls(whole.net)  # type: ignore[arg-type]
     x = batch(2)[0].double()

@@ -18,7 +18,7 @@ from lpbnn.engine.run import load_run, run
 from lpbnn.engine.rundir import RunDir
 from lpbnn.engine.step import WARM_UP, Means, Step
 from lpbnn.engine.train import fit
-from lpbnn.model import Model
+from lpbnn.model import UncertainModel
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 Make = Callable[..., RunConfig]
@@ -69,14 +69,14 @@ def test_a_stopped_run_goes_on(
     gentle = OptimConfig(lr=1e-3)  # the GPU rounds differently each time: it must not be blown up
     config, steps = on_gpu(precision=precision, epochs=3, optim=gentle, graph=False), 0
 
-    def stop(self: Model, lr: float) -> None:
+    def stop(self: UncertainModel, lr: float) -> None:
         nonlocal steps
         steps += 1
         if steps == 6:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Model, "after_step", stop)
+        patch.setattr(UncertainModel, "after_step", stop)
         with pytest.raises(KeyboardInterrupt, match="Resume with"):
             run(config, tmp_path / "a", splits=splits)
     goes_on_as_if_never_stopped(config, splits, tmp_path)

@@ -34,11 +34,11 @@ from lpbnn import data
 from lpbnn.engine import RunConfig, RunError
 from lpbnn.engine.feed import Feed
 from lpbnn.engine.run import run
-from lpbnn.model import Model
+from lpbnn.model import UncertainModel
 torch.set_num_threads(1)
 rank = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")))
 root, configs, victim = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
-steps, epoch, after_step = 0, Feed.epoch, Model.after_step
+steps, epoch, after_step = 0, Feed.epoch, UncertainModel.after_step
 
 def kill(self, lr):
     global steps
@@ -61,7 +61,7 @@ splits = replace(
 said = {}
 for name, config in configs.items():
     Feed.epoch = spoiled if name == "spoiled" else epoch
-    Model.after_step = kill if name == victim else after_step
+    UncertainModel.after_step = kill if name == victim else after_step
     resume = (root / name / "checkpoint.pt").exists()
     try:
         part = splits if config["data"] == "digits" else None

@@ -24,7 +24,7 @@ from lpbnn.engine.train import fit
 Make = Callable[..., RunConfig]
 
 
-def trained(config: RunConfig, splits: Splits) -> lpbnn.Model:
+def trained(config: RunConfig, splits: Splits) -> lpbnn.UncertainModel:
     model = build_model(config, DataInfo.of(splits))
     fit(model, splits, config)
     return model
@@ -60,7 +60,7 @@ def test_classification_by_its_definitions(make: Make, splits: Splits, method: s
         }
     )
     q = predicted(model, splits, splits.ood["photos"], samples=2)
-    scores = torch.cat([model.score(p), model.score(q)])
+    scores = torch.cat([p.ood_score, q.ood_score])
     is_ood = torch.arange(len(scores)) >= len(labels)
     assert results["ood"]["photos"] == pytest.approx(
         {

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from lpbnn import methods
+import lpbnn
 from lpbnn.engine.step import TrainStep
 from lpbnn.kernels import recompute as kept
 
@@ -78,7 +78,7 @@ def parted(method: str, net: nn.Module, budget: float = 1.0, **options: Any) -> 
     if method == "lpbnn":
         options = {"members": 2, "num_data": 100, **options}
     torch.manual_seed(0)
-    model = methods.build(net, method, **options).train()
+    model = lpbnn.build(net, method, **options).train()
     step = TrainStep(model, SIZE, budget)
     x, y = torch.randn(SIZE, 3, 8, 8), torch.randint(0, 5, (SIZE,))
     own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers(), x, y)}
@@ -140,7 +140,7 @@ class BySize(nn.Module):
 
 
 def test_a_product_with_a_size_is_no_map_of_ours() -> None:
-    step = TrainStep(methods.build(BySize(), "mcp").train(), SIZE)
+    step = TrainStep(lpbnn.build(BySize(), "mcp").train(), SIZE)
     for size in (8, 10):
         step(torch.randn(SIZE, 3, size, size), torch.randint(0, 5, (SIZE,)))["loss"].backward()
 
@@ -176,6 +176,9 @@ def test_sums_by_rows_are_in_loops_and_no_others(
     given: list[dict[str, Any]] = []
     monkeypatch.setattr(torch, "compile", lambda f, options: given.append(options) or f)
     options: dict[str, Any] = {"members": 2, "num_data": 100} if method == "lpbnn" else {}
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.Flatten(), nn.Linear(144, 5))
-    TrainStep(methods.build(net, method, task=task, **options), SIZE)
+    dense = task == "segmentation"
+    head = nn.Conv2d(4, 5, 1) if dense else nn.Sequential(nn.Flatten(), nn.Linear(144, 5))
+    model = lpbnn.build(nn.Sequential(nn.Conv2d(3, 4, 3), norm, head), method, task=task, **options)
+    y = torch.randint(0, 5, (SIZE, 6, 6) if dense else (SIZE,))
+    TrainStep(model.train(), SIZE)(torch.randn(SIZE, 3, 8, 8), y)
     assert ("triton.persistent_reductions" in given[0]) is in_loops

@@ -15,7 +15,7 @@ from lpbnn.engine.launch import ending_well, launch
 from lpbnn.engine.run import run
 from lpbnn.engine.rundir import RunDir
 from lpbnn.engine.shares import check_shareable
-from lpbnn.model import Model
+from lpbnn.model import UncertainModel
 
 Make = Callable[..., RunConfig]
 
@@ -30,7 +30,7 @@ def test_what_cannot_be_started_is_refused(make: Make, monkeypatch: pytest.Monke
 
 
 def test_what_cannot_be_shared_is_refused(make: Make) -> None:
-    model = Model(torch.nn.Identity())
+    model = UncertainModel(torch.nn.Identity())
     for changes, what in (({"compile": True}, "compile"), ({"precision": "fp16"}, "fp16")):
         with pytest.raises(ValueError, match=f"does not go with .*{what}"):
             check_shareable(model, make(strategy="fsdp", **changes))
@@ -46,10 +46,10 @@ def test_one_process_has_nothing_to_share(make: Make, splits: Splits, tmp_path: 
 def test_sigterm_is_like_ctrl_c(
     make: Make, splits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def end(self: Model, lr: float) -> None:
+    def end(self: UncertainModel, lr: float) -> None:
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(Model, "after_step", end)
+    monkeypatch.setattr(UncertainModel, "after_step", end)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Interrupted, match="Resume with: lpbnn train --resume"):
         run(make(), tmp_path, splits=splits)

@@ -12,12 +12,12 @@ from lpbnn.engine import RunConfig, logs
 from lpbnn.engine.build import DataInfo, build_model
 from lpbnn.engine.rundir import RunDir
 from lpbnn.engine.train import Training, fit
-from lpbnn.model import Model
+from lpbnn.model import UncertainModel
 
 Make = Callable[..., RunConfig]
 
 
-def trained(config: RunConfig, splits: Splits, **options: Any) -> tuple[Model, Training]:
+def trained(config: RunConfig, splits: Splits, **options: Any) -> tuple[UncertainModel, Training]:
     model = build_model(config, DataInfo.of(splits))
     return model, fit(model, splits, config, **options)
 

@@ -1,6 +1,5 @@
 """Whatever stops a run, it goes on as if nothing had happened."""
 
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,12 +12,11 @@ import pytest
 import torch
 
 from lpbnn import data
-from lpbnn.cli import main
 from lpbnn.data import Splits
 from lpbnn.engine import EvalConfig, Interrupted, OptimConfig, RunConfig, RunError, files
 from lpbnn.engine.run import run
 from lpbnn.engine.rundir import RunDir
-from lpbnn.model import Model
+from lpbnn.model import UncertainModel
 
 Make = Callable[..., RunConfig]
 
@@ -34,7 +32,7 @@ from dataclasses import replace
 from lpbnn import data
 from lpbnn.engine import RunConfig
 from lpbnn.engine.run import run
-from lpbnn.model import Model
+from lpbnn.model import UncertainModel
 torch.set_num_threads(1)
 steps = 0
 def after_step(self, lr):
@@ -42,7 +40,7 @@ def after_step(self, lr):
     steps += 1
     if steps == 18:  # in the fifth epoch, between the checkpoints of epochs 3 and 6
         os.kill(os.getpid(), signal.SIGKILL)
-Model.after_step = after_step
+UncertainModel.after_step = after_step
 whole = data.load("digits")
 splits = replace(whole, train=whole.train.take(slice(200)), val=whole.val.take(slice(50)))
 run(RunConfig.from_json(sys.argv[1]), sys.argv[2], splits=splits)
@@ -74,43 +72,16 @@ def test_a_killed_run_ends_with_the_same_weights(make: Make, tmp_path: Path) -> 
     assert len(files.read_json(killed / "environment.json")["sessions"]) == 2
 
 
-def test_a_run_from_before_an_option_goes_on_as_it_began(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What it did then, not what the option's default is now; nothing was changed by whoever resumes."""
-    then = {"reconstruct": "draws", "train_decoder": True}
-    config = replace(
-        make("lpbnn", epochs=4, checkpoint_every=1), method_options={**then, "members": 2}
-    )
-    with monkeypatch.context() as patch:
-        interrupt_at(25, patch)
-        with pytest.raises(Interrupted):
-            run(config, tmp_path / "old")
-    old = RunDir(tmp_path / "old")
-    stored = files.read_json(old / "config.json")
-    for option in (*then, "by_width"):
-        del stored["method_options"][option]
-    files.write_json(old / "config.json", stored)
-    assert old.config().method_options["reconstruct"] == "draws"
-    shutil.copytree(old.path, tmp_path / "command")
-    run(None, old.path, resume=True)
-    assert main(["train", "--resume", str(tmp_path / "command")]) in (None, 0)
-    run(config, tmp_path / "through")
-    through = RunDir(tmp_path / "through").state_dict()
-    assert same(old.state_dict(), through)
-    assert same(RunDir(tmp_path / "command").state_dict(), through)
-
-
 def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = 0
 
-    def after_step(self: Model, lr: float) -> None:
+    def after_step(self: UncertainModel, lr: float) -> None:
         nonlocal steps
         steps += 1
         if steps == step:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Model, "after_step", after_step)
+    monkeypatch.setattr(UncertainModel, "after_step", after_step)
 
 
 def test_ctrl_c_leaves_a_run_to_resume_and_says_how(
@@ -154,7 +125,7 @@ def test_ctrl_c_while_evaluating(
         with pytest.raises(Interrupted, match="training is over, the evaluation was stopped"):
             run(make(), tmp_path, splits=splits)
     assert RunDir(tmp_path).state() == "unfinished"
-    monkeypatch.setattr(Model, "loss", stop)  # not a step more is trained
+    monkeypatch.setattr(UncertainModel, "loss", stop)  # not a step more is trained
     assert run(None, tmp_path, resume=True, splits=splits)["train"]["epochs"] == 2
 
 

@@ -180,9 +180,9 @@ def test_weights_are_in_the_training_loss(make: Make, scenes: Splits, method: st
     """Against the mean over pixels, each counted with the weight of its class."""
     info = DataInfo.of(scenes)
     model = build_model(make(method, class_weights="log", **TINY), info)
-    assert isinstance(model.class_weights, Tensor)
+    assert isinstance(model.likelihood.class_weights, Tensor)
     weights = torch.tensor(losses.class_weights(scenes.class_counts, "log"))
-    assert torch.allclose(model.class_weights, weights)
+    assert torch.allclose(model.likelihood.class_weights, weights)
     outputs, labels = torch.randn(3, 9, 5, 4), torch.randint(0, 9, (3, 5, 4))
     labels[0, :2] = 255
     top = bottom = 0.0
@@ -193,14 +193,14 @@ def test_weights_are_in_the_training_loss(make: Make, scenes: Splits, method: st
                     k = int(labels[row, i, j])
                     top -= weights[k] * outputs[row, :, i, j].log_softmax(0)[k]
                     bottom += weights[k]
-    assert torch.allclose(model.nll(outputs, labels), torch.as_tensor(top / bottom), rtol=1e-5)
+    assert torch.allclose(model.likelihood.mean_nll(outputs, labels), torch.as_tensor(top / bottom), rtol=1e-5)
 
 
 def test_weights_change_training_and_not_the_metrics(make: Make, scenes: Splits) -> None:
     info = DataInfo.of(scenes)
     plain = build_model(make(**TINY), info)
     weighted = build_model(make(class_weights="median", **TINY), info)
-    assert plain.class_weights is None
+    assert plain.likelihood.class_weights is None
     x, y = scenes.normalise(scenes.train[:4][0]), scenes.train[:4][1]
     assert not torch.isclose(plain.loss(x, y)["nll"], weighted.loss(x, y)["nll"])
     found = [
@@ -221,7 +221,7 @@ def test_weights_need_classes_and_survive_the_run_folder(
     run(config, tmp_path, splits=scenes)
     loaded = load_run(tmp_path)
     assert loaded.data.class_counts == scenes.class_counts
-    assert isinstance(loaded.model.class_weights, Tensor)
+    assert isinstance(loaded.model.likelihood.class_weights, Tensor)
 
 
 # --- training and evaluation -----------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A recorded step is made anew where the model does something else in Python, and only there."""
+"""A recorded step is kept over the epochs, and a compiled one checks the network first."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -6,22 +6,25 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+import lpbnn
 from lpbnn import methods
 from lpbnn.data import Splits
 from lpbnn.engine import RunConfig
 from lpbnn.engine.build import DataInfo, build_model
 from lpbnn.engine.launch import launch
 from lpbnn.engine.step import Step, TrainStep
-from lpbnn.model import Model
+from lpbnn.engine.train import fit
+from lpbnn.kernels.row_norm import RowNorm
+from lpbnn.model import UncertainModel
 
 Make = Callable[..., RunConfig]
 EPOCHS = 4
 
 
 class Forgetful:
-    """Stands in for a recording, which needs a GPU, and counts how often it is made anew."""
+    """A recording, which needs a GPU, that only counts how often it is made anew."""
 
     times = 0
 
@@ -32,8 +35,8 @@ class Forgetful:
         return nullcontext()
 
 
-def forgotten(model: Model, config: RunConfig) -> list[int]:
-    """Epochs before which a recording was given up; before the first there is none."""
+def forgotten(model: UncertainModel, config: RunConfig) -> list[int]:
+    """Return the epochs before which a recording was given up."""
     step = Step(model, config, launch(config), config.batch_size)
     step.recording = recording = Forgetful()  # type: ignore[assignment]
     found = []
@@ -42,66 +45,72 @@ def forgotten(model: Model, config: RunConfig) -> list[int]:
         model.before_epoch(epoch, EPOCHS)
         with step.begin():
             pass
-        found += [epoch] if epoch and recording.times > before else []
+        found += [epoch] if recording.times > before else []
     return found
 
 
 @pytest.mark.parametrize("method", methods.names())
-def test_annealing_is_in_buffers_and_needs_no_new_recording(
-    make: Make, splits: Splits, method: str
-) -> None:
-    options = {"anneal": 0.5} if method in ("lpbnn", "rank1", "meanfield") else {}
+def test_a_recorded_step_is_kept_over_the_epochs(make: Make, splits: Splits, method: str) -> None:
+    options = {"anneal": 0.5} if method in ("rank1", "meanfield") else {}
     config = make(method, method_options=options)
     assert forgotten(build_model(config, DataInfo.of(splits)), config) == []
 
 
-@pytest.mark.parametrize("method", ["batchensemble", "lpbnn", "rank1"])
-def test_the_epochs_that_repeat_the_batch_are_recorded_anew(
-    make: Make, splits: Splits, method: str
-) -> None:
-    config = make(method, method_options={"repeat_last": 0.5})
-    assert forgotten(build_model(config, DataInfo.of(splits)), config) == [2]
+@pytest.mark.parametrize("method", methods.names())
+def test_before_epoch_changes_buffers_only(make: Make, splits: Splits, method: str) -> None:
+    """What else it changed would not be in a recorded step."""
+    model = build_model(make(method), DataInfo.of(splits))
+
+    def plain() -> dict[str, Any]:
+        return {
+            f"{path}.{name}": value
+            for path, module in model.named_modules()
+            for name, value in vars(module).items()
+            if isinstance(value, bool | int | float | str | tuple | None)
+        }
+
+    found = []
+    for epoch in range(EPOCHS):
+        model.before_epoch(epoch, EPOCHS)
+        found.append(plain())
+    assert all(one == found[0] for one in found)
 
 
-def test_what_a_model_does_not_tell_is_recorded_in_every_epoch(make: Make, splits: Splits) -> None:
-    class Own(Model):
-        def before_epoch(self, epoch: int, epochs: int) -> None:
-            self.weight = epoch / epochs
+class Stacked(nn.Module):
+    """The output of an example depends on the other examples of its batch."""
 
-    config = make("mcp")
-    model = Own(build_model(config, DataInfo.of(splits)).net)
-    assert forgotten(model, config) == [1, 2, 3]
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
 
-
-@pytest.mark.parametrize("method", ["batchensemble", "lpbnn", "meanfield", "edl"])
-def test_what_a_subclass_sets_is_not_in_the_phase_that_it_inherits(
-    make: Make, splits: Splits, method: str
-) -> None:
-    config = make(method)
-    model = build_model(config, DataInfo.of(splits))
-
-    def before_epoch(self: Model, epoch: int, epochs: int) -> None:
-        self.temperature = epoch / epochs  # type: ignore[assignment]
-
-    model.__class__ = type("Own", (type(model),), {"before_epoch": before_epoch})
-    assert forgotten(model, config) == [1, 2, 3]
-    told = {"phase": lambda self: self.temperature >= 0.5}
-    model.__class__ = type("Told", (type(model),), told)
-    assert forgotten(model, config) == [2]
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x - x.mean(0))
 
 
-def test_a_compiled_step_notices_a_layer_that_was_replaced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    compile = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda f, options: compile(f, backend="eager"))
-    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    model = methods.build(net, "rank1", members=2, num_data=10)
+def test_a_compiled_step_is_checked_before_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda f, options: f)
+    model = lpbnn.build(Stacked(), "batchensemble", members=2)
     step = TrainStep(model.train(), compiled_for=6)
     x, y = torch.randn(6, 4), torch.randint(3, (6,))
-    before = step(x, y)
-    net[0] = nn.Linear(4, 8)  # whose KL is no part of the loss
-    after = step(x, y)
-    torch._dynamo.reset()
-    torch.testing.assert_close(after["kl"], model.loss(x, y)["kl"])
-    assert after["kl"] < before["kl"]
+    with pytest.warns(UserWarning, match="one after another"):
+        step(x, y)
+    assert model.execution == "loop"
+
+
+def test_batch_norms_are_as_they_were_after_a_compiled_training(
+    make: Make, splits: Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[type[nn.Module]] = set()
+    monkeypatch.setattr(torch, "compile", lambda f, options: f)
+    config = make("lpbnn", backbone="wrn-10-1", compile=True, epochs=1)
+    model = build_model(config, DataInfo.of(splits))
+    loss = model.loss
+
+    def spy(*batch: Any) -> Any:
+        seen.update(map(type, model.modules()))
+        return loss(*batch)
+
+    model.loss = spy  # type: ignore[method-assign]
+    fit(model, splits, config)
+    assert RowNorm in seen
+    assert {type(m) for m in model.modules() if isinstance(m, nn.BatchNorm2d)} == {nn.BatchNorm2d}

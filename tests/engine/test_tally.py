@@ -18,7 +18,7 @@ from lpbnn.engine.ranks import Ranks
 from lpbnn.engine.scoring import Predictor
 from lpbnn.engine.tally import HISTOGRAM_BINS, NotFinite, Tally
 from lpbnn.engine.task_tally import SegmentationTally, tally_of
-from lpbnn.prediction import Prediction
+from lpbnn.predict import Prediction
 
 WORLD = 3
 RUNS: dict[str, tuple[RunConfig, dict[str, int]]] = {

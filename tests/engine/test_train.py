@@ -21,13 +21,13 @@ from lpbnn.engine.build import DataInfo, build_model
 from lpbnn.engine.optim import factor, make_optimizer, matching, recordable, set_rate
 from lpbnn.engine.rundir import RunDir
 from lpbnn.engine.train import Training, fit
-from lpbnn.model import Model
+from lpbnn.model import UncertainModel
 
 Make = Callable[..., RunConfig]
 CONSTANT = ScheduleConfig("constant")
 
 
-def trained(config: RunConfig, splits: Splits, **options: Any) -> tuple[Model, Training]:
+def trained(config: RunConfig, splits: Splits, **options: Any) -> tuple[UncertainModel, Training]:
     model = build_model(config, DataInfo.of(splits))
     return model, fit(model, splits, config, **options)
 
@@ -66,12 +66,12 @@ def test_hooks_are_called_in_their_order(
 ) -> None:
     calls: list[Any] = []
 
-    def after_fit(self: Model, batches: Iterable[tuple[Any, Tensor]]) -> None:
+    def after_fit(self: UncertainModel, batches: Iterable[tuple[Any, Tensor]]) -> None:
         calls.append(("fit", sum(len(y) for _, y in batches)))
 
-    monkeypatch.setattr(Model, "before_epoch", lambda self, *args: calls.append(args))
-    monkeypatch.setattr(Model, "after_step", lambda self, lr: calls.append(lr))
-    monkeypatch.setattr(Model, "after_fit", after_fit)
+    monkeypatch.setattr(UncertainModel, "before_epoch", lambda self, *args: calls.append(args))
+    monkeypatch.setattr(UncertainModel, "after_step", lambda self, lr: calls.append(lr))
+    monkeypatch.setattr(UncertainModel, "after_fit", after_fit)
     trained(make(schedule=ScheduleConfig("step", milestones=(1,))), splits)
     calls = [round(call, 9) if isinstance(call, float) else call for call in calls]
     assert calls == [(0, 2), *[0.1] * 4, (1, 2), *[0.01] * 4, ("fit", 200)]
@@ -96,13 +96,13 @@ def test_divergence_later_keeps_the_epoch_before(
     config, steps = make(epochs=5), 0
     until = trained(replace(config, schedule=CONSTANT, epochs=2), splits)[0].state_dict()
 
-    def blow_up(self: Model, lr: float) -> None:
+    def blow_up(self: UncertainModel, lr: float) -> None:
         nonlocal steps
         steps += 1
         if steps == 12:  # the last step of the third epoch: its loss was still finite
             next(self.parameters()).data.fill_(torch.inf)
 
-    monkeypatch.setattr(Model, "after_step", blow_up)
+    monkeypatch.setattr(UncertainModel, "after_step", blow_up)
     model, training = trained(replace(config, schedule=CONSTANT), splits)
     assert (training.epochs, training.diverged) == (2, 3)
     assert all(torch.equal(until[k], v) for k, v in model.state_dict().items())
@@ -111,12 +111,12 @@ def test_divergence_later_keeps_the_epoch_before(
 def test_predictions_that_overflow_count_as_divergence(
     make: Make, splits: Splits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def swell(self: Model, lr: float) -> None:
+    def swell(self: UncertainModel, lr: float) -> None:
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.fill_(1e30)  # finite, but not their products
 
-    monkeypatch.setattr(Model, "after_step", swell)
+    monkeypatch.setattr(UncertainModel, "after_step", swell)
     one_step = make(batch_size=200)
     assert trained(one_step, splits)[1].diverged == 1
 
@@ -124,13 +124,13 @@ def test_predictions_that_overflow_count_as_divergence(
 def test_variances_that_overflow_count_as_divergence(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def swell(self: Model, lr: float) -> None:
+    def swell(self: UncertainModel, lr: float) -> None:
         with torch.no_grad():
             *_, weight, bias = self.parameters()
             for spread in (weight[1:], bias[1:]):
                 spread.fill_(torch.finfo().max)  # finite, but not their sum
 
-    monkeypatch.setattr(Model, "after_step", swell)
+    monkeypatch.setattr(UncertainModel, "after_step", swell)
     one_step = make(data="diabetes", batch_size=1000)
     assert trained(one_step, data.load("diabetes"))[1].diverged == 1
 
@@ -206,13 +206,13 @@ def test_bf16_is_used_and_targets_are_not_rounded(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, Any] = {}
-    loss = Model.loss
+    loss = UncertainModel.loss
 
-    def spy(self: Model, x: Tensor, y: Tensor) -> Any:
+    def spy(self: UncertainModel, x: Tensor, y: Tensor) -> Any:
         seen.update(x=x, y=y, inside=self.net(x).dtype)
         return loss(self, x, y)
 
-    monkeypatch.setattr(Model, "loss", spy)
+    monkeypatch.setattr(UncertainModel, "loss", spy)
     table = data.load("diabetes")
     config = make(precision="bf16", batch_size=266, optim=OptimConfig(lr=0.01))
     model, training = trained(config, table)

@@ -22,7 +22,7 @@ CLASSES = 4
 pytestmark = pytest.mark.filterwarnings("ignore:tradi has tracked no step:UserWarning")
 
 
-def build(method: str, backbone: str = "mlp", seed: int = 0) -> lpbnn.Model:
+def build(method: str, backbone: str = "mlp", seed: int = 0) -> lpbnn.UncertainModel:
     torch.manual_seed(seed)
     options, shape = BACKBONES[backbone]
     net = backbones.build(backbone, CLASSES, in_channels=shape[0], **options)
@@ -39,7 +39,7 @@ def batch(size: int, backbone: str = "mlp") -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def fit(model: lpbnn.Model, steps: int, size: int = 32, lr: float = 0.05) -> list[float]:
+def fit(model: lpbnn.UncertainModel, steps: int, size: int = 32, lr: float = 0.05) -> list[float]:
     """The contract's loop: what any trainer of a user's own does."""
     model.train()
     optimizer = torch.optim.SGD(

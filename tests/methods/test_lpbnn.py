@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import lpbnn
 from lpbnn.rank_one.factors import draw_all
-from lpbnn.rank_one.layer import FastWeight, with_biases
+from lpbnn.rank_one.layer import RankOneLayer, with_biases
 from lpbnn.rank_one.vae import LatentFactors, Stacks
 
 X = torch.linspace(-1, 1, 24).view(8, 3)
@@ -30,7 +30,7 @@ def built(**options: Any) -> Any:
 def seen_by_first_layer(model: Any, x: Tensor, y: Tensor) -> Tensor:
     """What the shared weight of the first layer is given in a training pass."""
     seen: list[Tensor] = []
-    layer = next(module for module in model.modules() if isinstance(module, FastWeight))
+    layer = next(module for module in model.modules() if isinstance(module, RankOneLayer))
     layer.layer.register_forward_hook(lambda module, args, output: seen.append(args[0]))
     model.loss(x, y)
     return seen[0]
@@ -40,7 +40,7 @@ def seen_by_first_layer(model: Any, x: Tensor, y: Tensor) -> Tensor:
 def test_as_many_members_as_latent_numbers_do_not_start_in_noise(members: int, latent: int) -> None:
     """Codes that lie nearly in a plane asked for a D, and with it noise, up to fifty times too large."""
     for _ in range(30):
-        factors = LatentFactors(members, 64, 2, latent=latent, spread=0.1)
+        factors = LatentFactors(members, 64, 2, latent=latent, init_std=0.1)
         scale = factors.decoder.weight.square().sum(1).div(latent).sqrt()
         assert scale.mean() < 1  # 0.5 where D is random
         assert (factors.mean()[0] - factors.r).abs().max() < 0.6  # six standard deviations of r
@@ -60,7 +60,7 @@ def test_rows_are_drawn_from_their_members_posterior() -> None:
     """Mean and covariance of the rows of member j are those of r^_j."""
     torch.manual_seed(0)
     factors = LatentFactors(members=2, inputs=3, outputs=2, latent=4, log_variance=-1.0).double()
-    layer = FastWeight(nn.Linear(3, 2).double(), factors)
+    layer = RankOneLayer(nn.Linear(3, 2).double(), factors)
     with torch.no_grad():
         (draw,) = with_biases([layer], Stacks([factors]).draw(rows=200_000))
         mean, factor = factors.mean()[0], factors.covariance_factor()
@@ -92,7 +92,7 @@ def in_half_precision(model: Any) -> None:
 
 
 def of_another_width(model: Any) -> None:
-    model.net[0] = FastWeight(nn.Linear(4, 64), LatentFactors(2, 4, 64), "0")
+    model.net[0] = RankOneLayer(nn.Linear(4, 64), LatentFactors(2, 4, 64), "0")
 
 
 @pytest.mark.parametrize("change", [in_half_precision, of_another_width])
@@ -341,7 +341,7 @@ def test_a_stage_that_spreads_late_is_compiled_for_a_repeated_batch(noise: str) 
     """Its layers get the batch as it is, and an r for every row of the members."""
 
     class Views(nn.Module):
-        spread_late = True  # as DeepLab's ASPP
+        expand_late = True  # as DeepLab's ASPP
 
         def __init__(self) -> None:
             super().__init__()

@@ -12,7 +12,7 @@ from torch import nn
 
 import lpbnn
 from lpbnn import backbones
-from lpbnn.methods.mcdropout import DropBefore, KeptDropout, MCDropout, Streams
+from lpbnn.methods.mcdropout import DropBefore, ActiveDropout, MCDropout, Streams
 
 KINDS = {  # each with the number of dimensions it is for
     nn.Dropout: 2,
@@ -56,7 +56,7 @@ def test_each_kind_keeps_mean_and_variance_of_its_original(
     kind: type[nn.Module], held: bool
 ) -> None:
     x = torch.full((2000, 8, 2, 2, 2)[: KINDS[kind]], 0.5)
-    dropout = KeptDropout(kind(0.3)).eval()
+    dropout = ActiveDropout(kind(0.3)).eval()
     if held:
         dropout.streams = Streams(range(len(x)))
     y = dropout(x)
@@ -118,7 +118,7 @@ def test_the_network_s_own_dropout_is_used_at_its_rate() -> None:
     assert {dropout.p for dropout in build(net, rate=0.2).dropouts} == {0.2}
     lpbnn.undo(net)
     assert {m.p for m in net.modules() if isinstance(m, nn.Dropout)} == {0.3}
-    assert not any(isinstance(module, KeptDropout) for module in net.modules())
+    assert not any(isinstance(module, ActiveDropout) for module in net.modules())
 
 
 @pytest.mark.parametrize("rate", [None, 0.2])
@@ -220,7 +220,7 @@ class Parts(nn.Module):
 
 def test_what_lies_before_the_dropout_runs_once_with_the_same_answer() -> None:
     net = Parts().double()
-    whole = build(copy.deepcopy(net), spread_at="").eval()
+    whole = build(copy.deepcopy(net), expand_at="").eval()
     model = build(net).eval()
     assert (model.stage, whole.stage) == ("head.2", "")
     seen: list[int] = []
@@ -237,11 +237,11 @@ def test_what_lies_before_the_dropout_runs_once_with_the_same_answer() -> None:
 
 def test_a_tensor_that_goes_around_is_told_and_can_be_helped() -> None:
     model = build(Parts(around=True))
-    with pytest.raises(RuntimeError, match=r"members at \['head.2'\].*spread_at=''"):
+    with pytest.raises(RuntimeError, match=r"members at \['head.2'\].*expand_at=''"):
         model(torch.randn(3, 5))
-    assert build(Parts(around=True), spread_at="")(torch.randn(3, 5)).shape == (4, 3, 4)
+    assert build(Parts(around=True), expand_at="")(torch.randn(3, 5)).shape == (4, 3, 4)
     with pytest.raises(ValueError, match="Did you mean 'head'"):
-        build(Parts(), spread_at="haed")
+        build(Parts(), expand_at="haed")
 
 
 def test_several_inputs_and_a_shared_module() -> None:
@@ -253,7 +253,7 @@ def test_several_inputs_and_a_shared_module() -> None:
 
 
 def test_tensors_without_member_rows_are_dropped_plainly() -> None:
-    dropout = KeptDropout(nn.Dropout(0.5))
+    dropout = ActiveDropout(nn.Dropout(0.5))
     dropout.streams = Streams([1, 2, 3])
     assert dropout(torch.ones(4, 100)).unique().tolist() == [0.0, 2.0]
 
@@ -314,11 +314,11 @@ def test_errors_say_what_to_do() -> None:
         F.linear(torch.randn(1, 7), net[2].weight)
     assert net[2].in_features == 7
     with pytest.raises(TypeError, match=r"expected one of Dropout.* got ReLU"):
-        KeptDropout(nn.ReLU())
+        ActiveDropout(nn.ReLU())
 
 
 def test_several_places_are_refused_before_anything_is_changed() -> None:
     net = Parts()
     with pytest.raises(ValueError, match="mcdropout takes the path of one module"):
-        build(net, spread_at=["head"])
-    assert not any(isinstance(module, KeptDropout) for module in net.modules())
+        build(net, expand_at=["head"])
+    assert not any(isinstance(module, ActiveDropout) for module in net.modules())

@@ -101,6 +101,43 @@ def test_bad_input_is_named_with_its_remedy(
         metrics.mixture_nll(means, variances, targets)
 
 
+@pytest.mark.parametrize("shape", [(6,), (6, 1), (2, 3)])
+def test_rmse_of_a_prediction_is_that_of_its_members_mean(shape: tuple[int, ...]) -> None:
+    means, targets = torch.randn(4, *shape), torch.randn(shape)
+    expected = float((means.mean(0) - targets).square().mean().sqrt())
+    assert metrics.rmse(means.mean(0), targets) == pytest.approx(expected)
+    assert metrics.rmse(means, targets) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("n", [1, 5])
+def test_rmse_takes_a_column_of_means_for_flat_targets(n: int) -> None:
+    means, targets = torch.randn(n, 1), torch.randn(n)
+    expected = float((means[:, 0] - targets).square().mean().sqrt())
+    assert metrics.rmse(means, targets) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("means", "targets", "message"),
+    [
+        (
+            torch.ones(3),
+            torch.ones(2),
+            r"means has shape \(3,\), targets has shape \(2,\); expected mea",
+        ),
+        (torch.ones(2, 3, 4), torch.ones(4, 3), r"or \(S, N, ...\) for S members; pass p.mean"),
+        (torch.ones(0, 2), torch.ones(2), r"means has shape \(0, 2\)"),
+        (torch.ones(2).long(), torch.ones(2), r"means has dtype torch.int64"),
+        (torch.ones(2), torch.ones(2).long(), r"targets has dtype torch.int64"),
+        (torch.ones(2) * torch.nan, torch.ones(2), r"2 means or targets are not finite"),
+        (torch.ones(0), torch.ones(0), r"seen no targets"),
+    ],
+)
+def test_rmse_never_speaks_of_variances(means: Tensor, targets: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        metrics.rmse(means, targets)
+    assert "variance" not in str(caught.value)
+
+
 def test_the_level_is_a_share() -> None:
     with pytest.raises(ValueError, match=r"level is 95; expected a share between 0 and 1"):
         metrics.coverage(ONE, ONE, ONE[0], level=95)

@@ -188,7 +188,7 @@ def make(tmp_path: Path) -> Make:
             "seed": seed,
             "train": train,
             **classification(random, members, corrupted),
-            "evaluate": {},
+            "evaluate": config.to_data()["evaluate"],
         }
         target.write_results({**found, **results})
         return target.path

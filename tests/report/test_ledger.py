@@ -2,8 +2,10 @@
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +20,8 @@ from lpbnn.report import comparison, write_report
 from lpbnn.report.contents import severity
 from lpbnn.report.ledger import found_in, keep, kept, ledger_folders, read_ledger
 from lpbnn.report.results_md import results_markdown
-from lpbnn.report.runs import Run, grouped
+from lpbnn.report.runs import Run, chosen, grouped
+from tools.convert_records import convert
 
 ROOT = Path(__file__).parents[2]
 
@@ -192,12 +195,12 @@ def test_what_is_kept_need_not_be_made(make: Make, ledger: Path) -> None:
 
 def test_an_option_younger_than_the_run_had_its_default(make: Make, ledger: Path) -> None:
     options = dict(resolved(RunConfig("lpbnn")).method_options)
-    younger = options.pop("free_bits")
+    younger = options.pop("fast_lr")
     path = keep(make("lpbnn", folder="a", corrupted=False, options=options), ledger)
-    assert Run.read(path).settings["method_options.free_bits"] == younger
+    assert Run.read(path).settings["method_options.fast_lr"] == younger
     assert kept(ledger, "a", RunConfig("lpbnn")) == path
-    with pytest.raises(RunError, match=r"free_bits .* there, 0.5 now"):
-        kept(ledger, "a", RunConfig("lpbnn", {"free_bits": 0.5}))
+    with pytest.raises(RunError, match=r"fast_lr 1 there, 0.5 now"):
+        kept(ledger, "a", RunConfig("lpbnn", {"fast_lr": 0.5}))
 
 
 def test_results_markdown(make: Make, tmp_path: Path) -> None:
@@ -256,24 +259,50 @@ def test_rows_that_look_alike_keep_their_own_numbers(make: Make) -> None:
     assert len({row.label for row in table.rows}) == 2
 
 
-def test_a_run_from_before_an_option_is_shown_as_what_it_did(make: Make, ledger: Path) -> None:
-    old = make("lpbnn", folder="old")
-    stored = json.loads((old / "config.json").read_text())
-    del stored["method_options"]["reconstruct"], stored["method_options"]["by_width"]
-    (old / "config.json").write_text(json.dumps(stored))
-    path = keep(old, ledger)
-    entry = json.loads(path.read_text())
-    entry["config"] = stored  # as an older version kept it
-    path.write_text(json.dumps(entry))
-    for read in (Run.read(old), Run.read(path)):
-        assert read.settings["method_options.reconstruct"] == "draws"
-        assert read.settings["method_options.by_width"] is False
-    labels = {group.label for group in grouped([Run.read(path), Run.read(make("lpbnn"))])}
-    assert labels == {"LP-BNN (reconstruct=draws)", "LP-BNN (reconstruct=mean)"}
-    today = RunConfig.from_data(stored)
-    assert kept(ledger, "other", today) is None  # its default is another by now
-    draws = {**today.method_options, "reconstruct": "draws"}
-    assert kept(ledger, "other", replace(today, method_options=draws)) == path
+@pytest.fixture
+def record(make: Make, ledger: Path) -> Callable[..., Path]:
+    """``record(by_width=True)`` keeps a run of LP-BNN with options that no method has any more."""
+
+    def write(**removed: Any) -> Path:
+        path = keep(make("lpbnn", folder="old", corrupted=False), ledger)
+        entry = json.loads(path.read_text())
+        entry["config"]["method_options"] |= removed
+        path.write_text(json.dumps(entry))
+        return path
+
+    return write
+
+
+def test_an_option_that_was_removed_is_shown_as_a_fact(
+    make: Make, ledger: Path, record: Callable[..., Path]
+) -> None:
+    old = Run.read(record(train_decoder=True, by_width=False))
+    assert chosen(old.settings, "lpbnn") == ["method_options.train_decoder"]
+    labels = {group.label for group in grouped([old, Run.read(make("lpbnn", corrupted=False))])}
+    assert labels == {"LP-BNN (train_decoder=yes)", "LP-BNN (train_decoder=no)"}
+    assert kept(ledger, "other", RunConfig("lpbnn")) is None  # it was another run
+    with pytest.raises(RunError, match="train_decoder yes there, not set now"):
+        kept(ledger, "old", RunConfig("lpbnn"))
+    page = results_markdown(ledger.parent, lambda data, backbone: None)
+    assert "not the method's defaults: train\\_decoder=yes\n" in page
+
+
+def test_a_removed_option_that_was_off_makes_no_other_run(
+    make: Make, ledger: Path, record: Callable[..., Path]
+) -> None:
+    old = Run.read(record(train_decoder=False, by_width=False, anneal=0.0, reconstruct="mean"))
+    assert chosen(old.settings, "lpbnn") == []
+    (group,) = grouped([old, Run.read(make("lpbnn", 1, corrupted=False))])
+    assert [run.seed for run in group.runs] == [0, 1]
+    assert kept(ledger, "other", RunConfig("lpbnn")) == old.path
+
+
+def test_committed_records_have_the_names_of_today() -> None:
+    """``tools/convert_records.py`` has nothing left to do."""
+    for folder in ledger_folders(ROOT / "results"):
+        for path in folder.glob("*.json"):
+            record = json.loads(path.read_text())
+            assert convert(record) is record, path
 
 
 def test_no_results_yet(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_the_range_holds_the_middle_half(values: list[float]) -> None:
 
 
 def test_names_are_kept_short_and_tell_rows_apart(make: Make) -> None:
-    long = {"weighting": "equation", "fast_lr": 3, "spread": 0.25}
+    long = {"weighting": "equation", "fast_lr": 3, "init_std": 0.25}
     options: list[dict[str, Any]] = [{"log_variance": v, **long} for v in (-1, 1)]
     made = [make("lpbnn", options=o, folder=f"r{i}") for i, o in enumerate([*options, {}])]
     found = groups(*made)

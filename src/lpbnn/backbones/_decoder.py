@@ -83,8 +83,9 @@ class ASPP(nn.Module):
     torch.Size([2, 8, 5, 4])
     """
 
-    # Five layers read one map of 2,048 channels: no copies of it for members (lpbnn.rank_one).
-    spread_late = True
+    # Five layers read one map of 2,048 channels. The batch is expanded to members behind these layers, so that
+    # the map is not copied for each member (lpbnn.rank_one).
+    expand_late = True
 
     def __init__(self, inputs: int, outputs: int, rates: tuple[int, ...], style: Style) -> None:
         super().__init__()
@@ -111,9 +112,9 @@ class Refine(nn.Module):
     torch.Size([2, 5, 12, 9])
     """
 
-    # Its members may be computed one by one (lpbnn.rank_one): a map of one member is large enough to fill a
-    # GPU, and those of all would be most of the memory.
-    in_turn = True
+    # Members may run one after another here (lpbnn.rank_one): the map of one member is large enough to fill a
+    # GPU, and the maps of all members would be most of the memory.
+    loop_members = True
 
     def __init__(
         self,
@@ -148,9 +149,9 @@ class Decoder(nn.Module):
     torch.Size([2, 5, 12, 9])
     """
 
-    # Two parts where a batch becomes members (lpbnn.rank_one). ASPP's weights are many and its maps small:
-    # one member would leave a GPU half empty there.
-    spread_at = ("aspp", "refine")
+    # The batch is expanded to members in front of these two parts (lpbnn.rank_one). They are separate because
+    # ASPP has many weights and small maps: a single member would leave a GPU half empty there.
+    expand_at = ("aspp", "refine")
 
     def __init__(
         self,

@@ -16,8 +16,8 @@ layer, the depthwise half of a separable one, and the one behind ASPP's image po
 because it sees a single position: a batch of one picture, or a member's slice, has no variance.
 
 The encoder's names are torchvision's: ``pretrained`` is a file with published weights (see ``pretrained``
-in this folder), and ``net.loaded`` then says what matched. Weights of the original ResNet-50 (v1) need
-``stride_in="1x1"``. Where ``output_stride`` leaves out strides, kernels are dilated (see ``resnet``).
+in this folder), and ``net.loaded`` then says what matched. ``stride_in`` must be that of the weights: "3x3" (the
+default) for torchvision's, "1x1" for those of the original ResNet-50 (v1). Where ``output_stride`` leaves out strides, kernels are dilated (see ``resnet``).
 """
 
 from functools import partial
@@ -29,7 +29,7 @@ from lpbnn.backbones import Entry
 from lpbnn.backbones._decoder import GROUP, Decoder, Norm, Style, resize
 from lpbnn.backbones._parts import initialise
 from lpbnn.backbones.pretrained import Loaded, load_weights
-from lpbnn.backbones.resnet import DEPTHS, Bottleneck, StrideIn, Trunk
+from lpbnn.backbones.resnet import DEPTHS, StrideIn, Trunk
 
 _DILATED = {8: 2, 16: 1}  # output stride: how many of the encoder's stages are dilated
 _RATES = (6, 12, 18)  # of ASPP at output stride 16; twice as large where the map is twice as fine
@@ -75,7 +75,8 @@ class DeepLab(nn.Module):
     Args:
         num_outputs: classes.
         output_stride: 16, or 8 for a finer map under the decoder (more compute and memory).
-        stride_in: "3x3" for torchvision's weights (v1.5), "1x1" for those of the original (v1).
+        stride_in: the convolution of a bottleneck that has the stride: "3x3", the default, for torchvision's
+            weights (v1.5), "1x1" for those of the original ResNet-50 (v1). It must fit ``pretrained``.
         separable: depthwise separable convolutions in the decoder, for the 3x3 ones.
         norm: of the decoder, "batch" or "group".
         standardise: the weights of the decoder's convolutions.
@@ -123,8 +124,7 @@ class DeepLab(nn.Module):
             style=Style(norm, standardise, separable),
         )
         if pretrained is not None:
-            there = stride_in if DEPTHS[depth][0] is Bottleneck else None  # others have one place
-            self.loaded = load_weights(self.encoder, pretrained, there)
+            self.loaded = load_weights(self.encoder, pretrained)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of every pixel: (batch, in_channels, H, W) -> (batch, num_outputs, H, W)."""

@@ -1,6 +1,5 @@
 """Published weights for a network, or a part of one: read as data only, with a report of what matched."""
 
-import re
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,11 +14,6 @@ _NESTED = ("state_dict", "model", "model_state_dict")  # where checkpoints keep 
 _COUNTER = "num_batches_tracked"  # of batch norm: no weight, and older files lack it
 _LISTED = 8  # names of each kind in the report
 _FIX = "Fix: give a .safetensors file, or what torch.save(net.state_dict(), path) wrote"
-# What files say of where their bottlenecks have the stride: in words, and by the name of the version.
-_STRIDED = re.compile(r"\bstride(?:[sd]|_in)?\b(?:(?!\.\s)[^;,()])*", re.IGNORECASE)
-_VERSION = re.compile(
-    r"\bresnet[-_ ]?(?:50|101|152)[-_ ]?v1(\.5|b)?(?![a-z0-9]|\.\d)", re.IGNORECASE
-)
 
 Shape = tuple[int, ...]
 
@@ -63,20 +57,18 @@ class Loaded:
         return "\n".join(lines + [f"  {key}: {text}" for key, text in self.about.items()])
 
 
-def load_weights(net: nn.Module, path: str | Path, stride_in: str | None = None) -> Loaded:
+def load_weights(net: nn.Module, path: str | Path) -> Loaded:
     """Copy the tensors of a safetensors or torch file into the network's of the same name and shape.
 
     A common prefix of the file's names ("module.", "backbone.") is found by itself; half precision
-    becomes the network's own. Nothing that a file holds can run code. `stride_in` is the convolution of a
-    bottleneck, "1x1" or "3x3", that has the stride here, which no tensor shows but the file may tell.
+    becomes the network's own. Nothing that a file holds can run code. Names and shapes do not show where a
+    bottleneck of a ResNet has its stride: the network's ``stride_in`` must be that of the weights.
 
     Raises:
-        ValueError: there is no such file, it is no file of weights, nothing in it matches, or it says
-            that its stride is in the other convolution.
+        ValueError: there is no such file, it is no file of weights, or nothing in it matches.
 
     Warns:
-        UserWarning: with the report, where not every tensor of the network was found; where the file
-            names the version (v1, v1.5) that has its stride in the other convolution.
+        UserWarning: with the report, if not every tensor of the network was found.
 
     >>> import tempfile
     >>> net = nn.Sequential(nn.Linear(3, 2))
@@ -88,8 +80,6 @@ def load_weights(net: nn.Module, path: str | Path, stride_in: str | None = None)
     if not isinstance(path, str | Path):
         raise ValueError(f"pretrained is {path!r}; expected the path of a file of weights. {_FIX}.")
     tensors, about = _read(Path(path))
-    if stride_in is not None:
-        _compare_stride(path, about, stride_in)
     own = net.state_dict()
     prefix = _prefix(tensors, own)
     given = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
@@ -146,53 +136,6 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     if not isinstance(tensors, Mapping) or not all(isinstance(key, str) for key in tensors):
         raise ValueError(f"{path} holds a {type(tensors).__name__} and no named tensors. {_FIX}.")
     return {key: value for key, value in tensors.items() if isinstance(value, Tensor)}, {}
-
-
-def _compare_stride(path: str | Path, about: Mapping[str, str], stride_in: str) -> None:
-    """An error, or where only a version is named a warning, if the file tells of another stride."""
-    clear = _strides(about)
-    told = clear or _versions(about)
-    if told and stride_in not in told:
-        ((there, said),) = told.items()
-        problem = (
-            f"{path} says of itself {said!r}: weights for a stride in the {there} convolution, with which "
-            f'a network of stride_in="{stride_in}" computes something else. Fix: stride_in="{there}" ('
-            f"lpbnn experiment table2: --stride-in {there}; lpbnn train: --set backbone.stride_in={there})."
-        )
-        if clear:
-            raise ValueError(problem)
-        warnings.warn(problem, stacklevel=3)
-
-
-def _strides(about: Mapping[str, str]) -> dict[str, str]:
-    """The convolutions that are said to have the stride, with the words; two where it is not clear.
-
-    >>> list(_strides({"arch": "ResNet-50 v1 (stride 2 in the first 1x1 conv of a stage), no fc"}))
-    ['1x1']
-    >>> _strides({"arch": "resnet50, output stride 32"})
-    {}
-    """
-    told = {}
-    for key, text in about.items():
-        for clause in _STRIDED.findall(f"{key}: {text}"):
-            denied = re.search(r"\bno[tr]?\b|n't\b", clause)
-            found = re.findall(r"\b(?:1x1|3x3)\b", clause)
-            told |= dict.fromkeys(("1x1", "3x3") if denied and found else found, text)
-    return told
-
-
-def _versions(about: Mapping[str, str]) -> dict[str, str]:
-    """
-    >>> list(_versions({"a": "ResNet-50 v1."})), list(_versions({"a": "resnet50_v1.5"}))
-    (['1x1'], ['3x3'])
-    >>> _versions({"a": "ResNet50_Weights.IMAGENET1K_V1", "b": "ResNet-50 v1d"})
-    {}
-    """
-    return {
-        "3x3" if later else "1x1": text
-        for text in about.values()
-        for later in _VERSION.findall(text)
-    }
 
 
 def _prefix(given: Iterable[str], own: Iterable[str]) -> str:

@@ -1,21 +1,51 @@
-"""What may be converted: a layer for which a conversion would not do what it says is refused by name."""
+"""Checks: which layers can be converted; layers whose conversion would go wrong are refused by name."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
-from lpbnn.rank_one.layer import SUPPORTED, widths
+from lpbnn.convert.filters import Candidate, Filter, parse_patterns, reason_to_leave
 
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+SUPPORTED: tuple[type[nn.Module], ...] = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
+NOTICEABLE = 0.1  # share of the weights above which a user is told that they are not converted
+NAMED = 3  # modules in the message
+WITHOUT_MATRICES = (
+    nn.Embedding,
+    nn.EmbeddingBag,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+)
 _REGISTRY = frozenset(vars(nn.Module()))  # torch's own dictionaries
+
+
+def widths(layer: nn.Module) -> tuple[int, int]:
+    """Return the inputs m and outputs p of a supported layer."""
+    if isinstance(layer, nn.Linear):
+        return layer.in_features, layer.out_features
+    if isinstance(layer, (*CONVOLUTIONS, *TRANSPOSED)):
+        return layer.in_channels, layer.out_channels
+    supported = ", ".join(kind.__name__ for kind in SUPPORTED)
+    raise TypeError(f"{type(layer).__name__} cannot be converted; these can: {supported}.")
 
 
 def refuse_unconvertible(
     net: nn.Module, path: str, module: nn.Module, hidden: dict[int, str]
 ) -> None:
-    """Raise, naming the layer, wherever a conversion would not do what it says."""
+    """Raise an error that names the layer if a conversion would not do what it says."""
     attention = isinstance(
         module, nn.MultiheadAttention
     )  # its projections are layers by our making
@@ -58,7 +88,7 @@ def refuse_unconvertible(
 
 
 def hidden_references(net: nn.Module) -> dict[int, str]:
-    """Modules that some module also holds in a plain attribute, a list or a bound method, by id."""
+    """Return modules that are also held in a plain attribute, a list or a bound method, by id."""
     found: dict[int, str] = {}
     for path, owner in net.named_modules():
         for name, value in vars(owner).items():
@@ -72,7 +102,7 @@ def hidden_references(net: nn.Module) -> dict[int, str]:
 
 
 def _adds_its_bias_last(layer: nn.Module) -> bool:
-    """For zeros, a layer that adds its bias at the very end answers with the bias, whatever it is."""
+    """Return True if the layer adds its bias at the very end: then zeros give the bias, whatever it is."""
     bias = layer._parameters.get("bias")
     kind = next(kind for kind in SUPPORTED if isinstance(layer, kind))
     own = any(
@@ -113,3 +143,83 @@ def ancestors(net: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
 
 def join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
+
+
+class Bare(NamedTuple):
+    """A module with weight matrices of its own that is no layer, by its path and by theirs."""
+
+    candidate: Candidate
+    size: int  # numbers in the matrices
+
+
+def describe_unconverted(net: nn.Module, include: Filter = None, exclude: Filter = None) -> str:
+    """Return a message about weights that no conversion reaches and nobody excluded; empty if they are few.
+
+    Example:
+        >>> net = nn.ModuleDict({"rnn": nn.LSTM(4, 8), "head": nn.Linear(8, 2)})
+        >>> print(describe_unconverted(net))
+        rnn (LSTM) cannot be converted and keeps 96 % of the weights ...
+        >>> describe_unconverted(net, exclude="rnn")
+        ''
+    """
+    total, bare = weigh(net)
+    wanted = [
+        one
+        for one in sorted(bare, key=lambda one: -one.size)
+        if not reason_to_leave(one.candidate, parse_patterns(include), parse_patterns(exclude))
+    ]
+    share = sum(one.size for one in wanted) / max(1, total)
+    if share < NOTICEABLE:
+        return ""
+    named = {p: type(one.candidate.module).__name__ for one in wanted for p in _names(one, net)}
+    paths, listed = list(named), [f"{path} ({kind})" for path, kind in named.items()][:NAMED]
+    more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
+    return (
+        f"{', '.join(listed)}{more} cannot be converted and {'keep' if paths[1:] else 'keeps'} "
+        f"{share * 100:.0f} % of the weights of {type(net).__name__} as they are, the same for every "
+        f"member. If that is intended (tables of positions or queries, for example), say so: exclude={paths}. "
+        f"Layers that multiply examples are converted as {', '.join(k.__name__ for k in SUPPORTED[:3])}, ..."
+    )
+
+
+def _names(one: Bare, net: nn.Module) -> list[str]:
+    """Name a module by its path, and the network itself by its matrices."""
+    return one.candidate.paths if one.candidate.module is net else one.candidate.paths[:1]
+
+
+def weigh(net: nn.Module) -> tuple[int, list[Bare]]:
+    """Return the numbers in weight matrices, and the modules with matrices that are no layers.
+
+    Embeddings and norms do not count.
+    """
+    total, bare = 0, []
+    seen: set[int] = set()
+    for path, module in net.named_modules():
+        if isinstance(module, WITHOUT_MATRICES):
+            continue
+        own = {
+            name: parameter
+            for name, parameter in module.named_parameters(recurse=False)
+            if is_matrix(parameter) and id(parameter) not in seen
+        }
+        seen |= {id(parameter) for parameter in own.values()}
+        size = sum(parameter.numel() for parameter in own.values())
+        total += size
+        if own and not _is_of_layer(net, path, module):
+            paths = [path] if path else []
+            bare.append(
+                Bare(Candidate([*paths, *(join(path, name) for name in own)], module), size)
+            )
+    return total, bare
+
+
+def is_matrix(parameter: Tensor) -> bool:
+    """Return True if a parameter multiplies vectors: no bias, no scale, no row (1, ...)."""
+    if isinstance(parameter, UninitializedParameter) or parameter.dim() < 2:
+        return False
+    return parameter.shape[0] > 1 and sum(size > 1 for size in parameter.shape) > 1
+
+
+def _is_of_layer(net: nn.Module, path: str, module: nn.Module) -> bool:
+    outer = [ancestor for _, ancestor in ancestors(net, path)] if path else []
+    return any(isinstance(one, (*SUPPORTED, nn.MultiheadAttention)) for one in (*outer, module))

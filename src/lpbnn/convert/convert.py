@@ -7,11 +7,23 @@ from dataclasses import dataclass
 from torch import nn
 
 from lpbnn.convert.attention import PROJECTIONS, SplitAttention
-from lpbnn.convert.checks import ancestors, hidden_references, join, refuse_unconvertible
-from lpbnn.convert.filters import Candidate, Filter, Pattern, matches, patterns, reason_to_leave
-from lpbnn.convert.unconverted import weigh
+from lpbnn.convert.checks import (
+    SUPPORTED,
+    ancestors,
+    hidden_references,
+    join,
+    refuse_unconvertible,
+    weigh,
+)
+from lpbnn.convert.filters import (
+    Candidate,
+    Filter,
+    Pattern,
+    matches,
+    parse_patterns,
+    reason_to_leave,
+)
 from lpbnn.convert.wrapper import Wrapper
-from lpbnn.rank_one.layer import SUPPORTED
 
 LayerFactory = Callable[[nn.Module, str], nn.Module]
 
@@ -39,7 +51,7 @@ def convert(
 
     ``include`` and ``exclude`` take path globs ("decoder.*"; "decoder" means all below it), layer
     types, or a list of both; each must match something (``exclude``: or a module with weights of another
-    kind, see ``unconverted``). A module used twice is converted once.
+    kind, see ``describe_unconverted``). A module used twice is converted once.
     ``undo`` gives the network back.
 
     Raises:
@@ -47,9 +59,10 @@ def convert(
 
     Example:
         >>> from lpbnn.rank_one.factors import PointFactors
-        >>> from lpbnn.rank_one.layer import FastWeight, widths
+        >>> from lpbnn.convert.checks import widths
+        >>> from lpbnn.rank_one.layer import RankOneLayer
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        >>> factory = lambda layer, path: FastWeight(layer, PointFactors(4, *widths(layer)), path)
+        >>> factory = lambda layer, path: RankOneLayer(layer, PointFactors(4, *widths(layer)), path)
         >>> print(convert(net, factory, exclude="2"))
         converted 1 layers: 0
         left 2: excluded
@@ -66,7 +79,7 @@ def convert(
                 "several parts are converted in one call: include=[...]."
             )
     _refuse_idle_patterns(net, candidates, include, exclude)
-    chosen, left = _choose(candidates, patterns(include), patterns(exclude))
+    chosen, left = _choose(candidates, parse_patterns(include), parse_patterns(exclude))
     if not chosen:
         raise ValueError(_nothing_to_convert(net, candidates, include, exclude))
     hidden = hidden_references(net)
@@ -155,7 +168,7 @@ def _refuse_idle_patterns(
     layers = list(candidates.values())
     others = [bare.candidate for bare in weigh(net)[1]]
     for name, given, those in (("include", include, layers), ("exclude", exclude, layers + others)):
-        for pattern in patterns(given) or []:
+        for pattern in parse_patterns(given) or []:
             if not any(matches(candidate, pattern) for candidate in those):
                 raise ValueError(
                     f"{name}={pattern!r} matches no layer. "

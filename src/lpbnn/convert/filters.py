@@ -1,4 +1,4 @@
-"""Which layers are meant: paths, globs of them and types, included or excluded."""
+"""Filters: path globs and layer types that include or exclude layers."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -11,13 +11,14 @@ Filter = Pattern | Sequence[Pattern] | None
 
 
 class Candidate(NamedTuple):
-    """A layer that can be chosen, under every path it is known by (the first one names it)."""
+    """A layer that can be converted, with every path it has (the first one names it)."""
 
     paths: list[str]
     module: nn.Module  # for a projection of nn.MultiheadAttention: the attention
 
 
-def patterns(given: Filter) -> list[Pattern] | None:
+def parse_patterns(given: Filter) -> list[Pattern] | None:
+    """Return a filter as a list of patterns; None stays None."""
     if given is None:
         return None
     patterns: list[Pattern] = [given] if isinstance(given, str | type) else list(given)
@@ -31,6 +32,7 @@ def patterns(given: Filter) -> list[Pattern] | None:
 
 
 def matches(candidate: Candidate, pattern: Pattern) -> bool:
+    """Return True if a pattern means this layer; a path also means everything below it."""
     paths, module = candidate
     if isinstance(pattern, str):
         return any(fnmatchcase(path, pattern) or path.startswith(f"{pattern}.") for path in paths)
@@ -42,6 +44,7 @@ def matches(candidate: Candidate, pattern: Pattern) -> bool:
 def reason_to_leave(
     candidate: Candidate, include: list[Pattern] | None, exclude: list[Pattern] | None
 ) -> str:
+    """Return why a layer is not converted; empty if it is."""
     if include is not None and not any(matches(candidate, p) for p in include):
         return "not included"
     return "excluded" if any(matches(candidate, p) for p in exclude or []) else ""

@@ -1,12 +1,8 @@
 """What every replacement of a layer has in common: it holds the layer, and nothing gets past it."""
 
-from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-import torch
 from torch import Tensor, nn
-
-Drawn = TypeVar("Drawn")
 
 HOOKS = (
     "_forward_hooks",
@@ -85,45 +81,6 @@ class Wrapper(nn.Module):
         _move_hooks(self, self.layer)
         self.in_place = False
         return self.layer
-
-
-class Drawing(Wrapper, Generic[Drawn]):
-    """A wrapper whose layer is another one in every draw: that of the model's pass, or one of its own."""
-
-    _held: Drawn | None = None  # of the model's pass that is under way
-    _last: Drawn | None = None  # of the pass being differentiated: checkpoints
-
-    def __init__(self, layer: nn.Module, path: str = "") -> None:
-        super().__init__(layer, path)
-        self._held = self._last = None  # one's own from the start: a compiler looks where they are
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_held": None, "_last": None}  # they belong to a graph, not to us
-
-    def draw(self) -> Drawn:
-        raise NotImplementedError
-
-    def _current(self) -> Drawn:
-        """What a call uses now."""
-        if self._held is not None:
-            return self._held
-        if self._last is not None and not torch.compiler.is_compiling():
-            if torch._C._current_graph_task_id() != -1:  # a gradient is being computed
-                return self._last  # a checkpointed block, computed again: the same network
-            self._last = None  # a pass without the model: it has draws of its own
-        return self.draw()
-
-
-def remember(outputs: Tensor, layers: Sequence[Drawing[Drawn]], draws: Sequence[Drawn]) -> None:
-    """When this pass is differentiated, blocks that are computed again use its draws."""
-    if not outputs.requires_grad or torch.compiler.is_compiling():
-        return
-
-    def again(grad: Tensor) -> None:
-        for layer, draw in zip(layers, draws, strict=True):
-            layer._last = draw
-
-    outputs.register_hook(again)
 
 
 def _move_hooks(source: nn.Module, target: nn.Module) -> None:

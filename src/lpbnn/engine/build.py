@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from lpbnn import backbones, data, methods
+from lpbnn.build import build
 from lpbnn.data import Splits, Task
 from lpbnn.engine.codec import settle
 from lpbnn.engine.config import RunConfig
 from lpbnn.likelihoods import class_weights
-from lpbnn.model import Model
+from lpbnn.model import UncertainModel
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class DataInfo:
 
     @property
     def outputs(self) -> int:
-        """The width of the network's head: a class each, or a mean and a spread per target."""
+        """The width of the network's head: a class each, or a mean and a scale per target."""
         return self.num_classes or 2 * self.num_targets
 
     def normalise(self, inputs: Tensor) -> Tensor:
@@ -109,19 +110,7 @@ def resolved(config: RunConfig) -> RunConfig:
     return replace(config, method_options=options)
 
 
-def read_back(config: RunConfig) -> RunConfig:
-    """A config that was written down, complete: what came later is as it was then, not as it is now.
-
-    >>> old = RunConfig("lpbnn", method_options={"members": 4})
-    >>> read_back(old).method_options["reconstruct"], resolved(old).method_options["reconstruct"]
-    ('draws', 'mean')
-    """
-    options = methods.as_then(config.method, config.method_options)
-    then = replace(config, method_options=options)
-    return resolved(then) if config.method in methods.names() else then
-
-
-def build_model(config: RunConfig, info: DataInfo) -> Model:
+def build_model(config: RunConfig, info: DataInfo) -> UncertainModel:
     """The model of a config, freshly initialised from its seed; torch's generators stay as they were.
 
     >>> config = RunConfig(method="lpbnn", backbone="small-cnn", data="digits")
@@ -142,7 +131,7 @@ def build_model(config: RunConfig, info: DataInfo) -> Model:
         net = backbones.build(
             config.backbone, info.outputs, info.shape[0], **_backbone_options(config, info)
         )
-        return methods.build(
+        return build(
             net,
             config.method,
             task=info.task,

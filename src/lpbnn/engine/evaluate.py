@@ -33,7 +33,7 @@ from lpbnn.engine.task_tally import (
     tally_of,
 )
 from lpbnn.metrics import DetectionMetrics
-from lpbnn.model import Model
+from lpbnn.model import UncertainModel
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -50,7 +50,7 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(
-    model: Model, splits: Splits, config: RunConfig, fabric: "Fabric | None" = None
+    model: UncertainModel, splits: Splits, config: RunConfig, fabric: "Fabric | None" = None
 ) -> Evaluation:
     """Measure a model as ``config.evaluate`` says.
 

@@ -13,7 +13,7 @@ from lpbnn.data import Dataset, Examples, Splits
 from lpbnn.data.corruptions import corrupt
 from lpbnn.engine.corruption import SEED, corruptible
 from lpbnn.engine.scoring import Predictor
-from lpbnn.model import Model
+from lpbnn.model import UncertainModel
 from lpbnn.rank_one.posterior import posterior
 
 Arrays = dict[str, np.ndarray]
@@ -51,10 +51,10 @@ def example_arrays(predictor: Predictor, splits: Splits) -> Arrays:
     return arrays
 
 
-def posterior_arrays(model: Model) -> Arrays:
+def posterior_arrays(model: UncertainModel) -> Arrays:
     """One layer's posterior over r^: the widest that can still be read, or the narrowest.
 
-    >>> posterior_arrays(Model(torch.nn.Identity()))  # no latent posterior, no arrays
+    >>> posterior_arrays(UncertainModel(torch.nn.Identity()))  # no latent posterior, no arrays
     {}
     """
     try:

@@ -171,7 +171,7 @@ def _training(members: Sequence[Member]) -> dict[str, Any]:
     """What training the members took, as if one after the other."""
     parts = [member.train for member in members]
     speeds = [part["images_per_second"] for part in parts]
-    epochs = [part["epoch_seconds"] for part in parts if part.get("epoch_seconds")]  # older: none
+    epochs = [part["epoch_seconds"] for part in parts if part["epoch_seconds"] is not None]
     return {
         **{key: parts[0][key] for key in ("epochs", "of", "diverged")},
         "seconds": sum(part["seconds"] for part in parts),

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from lpbnn.engine.config import RunConfig, ScheduleConfig
-from lpbnn.model import Model
+from lpbnn.model import UncertainModel
 
 
 def make_optimizer(
-    model: Model, config: RunConfig, device: torch.device, capturable: bool = False
+    model: UncertainModel, config: RunConfig, device: torch.device, capturable: bool = False
 ) -> torch.optim.Optimizer:
     """SGD or AdamW over the model's own groups; each remembers its full rate as ``initial_lr``.
 
@@ -35,7 +35,7 @@ def make_optimizer(
     )
 
 
-def matching(model: Model, pattern: str) -> set[int]:
+def matching(model: UncertainModel, pattern: str) -> set[int]:
     """The parameters whose path in the network, or in each network of an ensemble, fits a glob."""
     # A model holds its network as ``net``, an ensemble a list of them.
     prefix = r"^net\." if model.networks == [model.net] else r"^net\.\d+\."

@@ -25,7 +25,7 @@ from lpbnn.engine.shares import check_shareable
 from lpbnn.engine.tally import NotFinite
 from lpbnn.engine.train import Training, fit
 from lpbnn.engine.tryout import try_out
-from lpbnn.model import Model
+from lpbnn.model import UncertainModel
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -51,7 +51,7 @@ FREE = (
 class LoadedRun(NamedTuple):
     """A run, read back: the trained model, its config, and what of its data it depends on."""
 
-    model: Model
+    model: UncertainModel
     config: RunConfig
     data: DataInfo
 
@@ -228,7 +228,7 @@ def _train_results(training: Training, config: RunConfig) -> dict[str, Any]:
 
 def _measure(
     target: RunDir,
-    model: Model,
+    model: UncertainModel,
     splits: Splits,
     config: RunConfig,
     fabric: "Fabric",
@@ -245,7 +245,11 @@ def _measure(
 
 
 def measured(
-    model: Model, splits: Splits, config: RunConfig, fabric: "Fabric", train: dict[str, Any]
+    model: UncertainModel,
+    splits: Splits,
+    config: RunConfig,
+    fabric: "Fabric",
+    train: dict[str, Any],
 ) -> Evaluation:
     """All that ``results.json`` holds, what is known of the training included, and the arrays."""
     started = time.perf_counter()

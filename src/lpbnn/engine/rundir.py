@@ -32,8 +32,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lpbnn import methods
 from lpbnn.engine import weights
-from lpbnn.engine.build import DataInfo, read_back
+from lpbnn.engine.build import DataInfo, resolved
 from lpbnn.engine.codec import from_data, to_data
 from lpbnn.engine.config import EvalConfig, RunConfig
 from lpbnn.engine.files import CONFIG, RunError, read_bytes, read_json, write_atomic, write_json
@@ -105,17 +106,20 @@ class RunDir:
 
     def config(self) -> RunConfig:
         """The config the run was started with."""
-        return self._fitting(CONFIG, lambda stored: read_back(from_data(RunConfig, stored)))
+
+        def read(stored: Any) -> RunConfig:
+            config = from_data(RunConfig, stored)
+            # The file of somebody's own method may not be at hand.
+            return resolved(config) if config.method in methods.names() else config
+
+        return self._fitting(CONFIG, read)
 
     def config_as_measured(self) -> RunConfig:
         """The config; measured again, a run is what it was measured with last."""
         config = self.config()
 
         def measured(results: Any) -> RunConfig:
-            last = results.get("evaluate")
-            if not last:  # by a version that did not write down how
-                return config
-            return replace(config, evaluate=from_data(EvalConfig, last, "evaluate"))
+            return replace(config, evaluate=from_data(EvalConfig, results["evaluate"], "evaluate"))
 
         return self._fitting(RESULTS, measured) if (self / RESULTS).exists() else config
 
@@ -142,7 +146,7 @@ class RunDir:
         stored = read_json(self / name)
         try:
             return read(stored)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, KeyError) as error:
             raise RunError(f"{self / name} does not fit this version of lpbnn: {error}") from error
 
     def add_session(self, environment: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from lpbnn.engine.feed import preparation
 from lpbnn.engine.ranks import Ranks
 from lpbnn.engine.tally import T
 from lpbnn.engine.task_tally import tally_of
-from lpbnn.model import Model
+from lpbnn.model import UncertainModel
 from lpbnn.predict import Prediction, predict
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Predictor:
 
     def __init__(
         self,
-        model: Model,
+        model: UncertainModel,
         info: DataInfo,
         config: RunConfig,
         device: torch.device,
@@ -77,12 +77,14 @@ class Predictor:
         stream = data.to(self.device).stream([parts[number] for number in mine])
         for number, (x, y) in zip(mine, stream, strict=True):
             prediction = self(x, keep_members=tally.needs_members)
-            tally.add(number, prediction, y, self.model.score(prediction))
+            tally.add(number, prediction, y, prediction.ood_score)
         tally.merge(ranks)
         return tally
 
 
-def validate(model: Model, splits: Splits, config: RunConfig, fabric: "Fabric") -> dict[str, float]:
+def validate(
+    model: UncertainModel, splits: Splits, config: RunConfig, fabric: "Fabric"
+) -> dict[str, float]:
     """The metrics on the validation part, one draw per member, as ``val_...``."""
     info = DataInfo.of(splits)
     predictor = Predictor(

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from lpbnn.engine.config import RunConfig
-from lpbnn.model import Model
+from lpbnn.model import UncertainModel
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -25,11 +25,11 @@ def is_sharded(config: RunConfig, fabric: "Fabric") -> bool:
     return config.strategy == "fsdp" and fabric.world_size > 1
 
 
-def check_shareable(model: Model, config: RunConfig) -> None:
+def check_shareable(model: UncertainModel, config: RunConfig) -> None:
     """Refuse by name what looks at single weights or gradients between steps, and what was not tested."""
     if config.strategy != "fsdp":
         return
-    if type(model).after_step is not Model.after_step:
+    if type(model).after_step is not UncertainModel.after_step:
         raise ValueError(
             f"strategy is 'fsdp', but {config.method!r} looks at the weights after every step, and each "
             "process has a share of them only. Fix: strategy='ddp'."
@@ -44,7 +44,7 @@ def check_shareable(model: Model, config: RunConfig) -> None:
             )
 
 
-def in_shares(model: Model, fabric: "Fabric") -> Model:
+def in_shares(model: UncertainModel, fabric: "Fabric") -> UncertainModel:
     """A copy of ``model`` on the device, its weights in shares; ``loss`` gathers them."""
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 

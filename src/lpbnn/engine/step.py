@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lpbnn.check import check
 from lpbnn.engine.config import RunConfig
 from lpbnn.engine.optim import make_optimizer, recordable, set_rate
 from lpbnn.kernels.recompute import compiled
-from lpbnn.model import LossStep, Model, Terms
-from lpbnn.rank_one.norms import RowNorm
+from lpbnn.kernels.row_norm import RowNorm, use_row_norms
+from lpbnn.model import LossStep, Terms, UncertainModel
+from lpbnn.rank_one.ensemble import RankOneEnsemble
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -27,30 +29,38 @@ TRIES = 3  # a GPU that others use at the same time may refuse a recording once
 
 
 class TrainStep(LossStep):
-    """The model's loss as a forward pass, compiled for batches of one size where that is asked for.
+    """The model's loss as a forward pass, compiled for batches of one size if ``compiled_for`` is given.
 
-    Fabric's ``mark_forward_method("loss")`` would do for DDP, but on a single device it goes past
-    autocast.
+    In a compiled step the batch norms behind the points where the batch is expanded become ``RowNorm``, whose
+    sums a compiler fuses with those of the member factors on a GPU; ``restore_batch_norms`` undoes that.
+
+    Fabric's ``mark_forward_method("loss")`` would do for DDP, but on a single device it bypasses autocast.
     """
 
     def __init__(
-        self, model: Model, compiled_for: int | None = None, memory_budget: float = 1.0
+        self, model: UncertainModel, compiled_for: int | None = None, memory_budget: float = 1.0
     ) -> None:
         super().__init__(model)
-        self.size = compiled_for
-        self.compiled = model.loss
-        if compiled_for:
-            labels = model.task == "classification"  # one softmax for each example, not each pixel
-            by_rows = labels and any(isinstance(module, RowNorm) for module in model.modules())
-            self.compiled = compiled(model.loss, memory_budget, by_rows)
+        self.size, self.memory_budget = compiled_for, memory_budget
+        self.compiled: Callable[..., Terms] | None = None
 
-    def forward(self, x: Any, y: Tensor) -> Terms:
+    def forward(self, x: Any, y: Tensor, weight: Tensor | None = None) -> Terms:
         # A second batch size would make the compiler give up the fast kernels of the first one: the
-        # rest at the end of an epoch goes uncompiled.
-        if len(y) != self.size:
-            return super().forward(x, y)
-        self.model.look_again()
-        return self.compiled(x, y)
+        # smaller batch at the end of an epoch runs uncompiled.
+        if self.size is None or len(y) != self.size:
+            return super().forward(x, y, weight)
+        if self.compiled is None:
+            self.compiled = self._compiled(x)
+        return self.compiled(x, y, weight)
+
+    def _compiled(self, x: Any) -> Callable[..., Terms]:
+        check(self.model, x)  # here, because a comparison cannot be part of a compiled graph
+        if isinstance(self.model, RankOneEnsemble):
+            for path in self.model.expand_at:
+                use_row_norms(self.model.net.get_submodule(path))
+        labels = self.model.task == "classification"  # one softmax for each example, not each pixel
+        by_rows = labels and any(isinstance(module, RowNorm) for module in self.model.modules())
+        return compiled(self.model.loss, self.memory_budget, by_rows)
 
 
 class Step:
@@ -60,7 +70,9 @@ class Step:
         size: examples of a full batch in this process; only full ones are compiled and recorded.
     """
 
-    def __init__(self, model: Model, config: RunConfig, fabric: "Fabric", size: int) -> None:
+    def __init__(
+        self, model: UncertainModel, config: RunConfig, fabric: "Fabric", size: int
+    ) -> None:
         self.model, self.config, self.fabric, self.size = model, config, fabric, size
         recorded = records(config, fabric)
         optimizer = make_optimizer(model, config, fabric.device, capturable=recorded)
@@ -69,7 +81,6 @@ class Step:
         self.module, self.optimizer = fabric.setup(part, optimizer)
         self.recording = Recording(self._work, fabric.device) if recorded else None
         self.rate: float | Tensor = config.optim.lr
-        self.phase: object = None  # of the model, when the step was recorded
         self.names: list[str] = []
         self.sums = torch.zeros((), device=fabric.device)
         self.ready()
@@ -82,15 +93,12 @@ class Step:
             self.rate = torch.tensor(self.config.optim.lr, device=self.fabric.device)
 
     def begin(self) -> AbstractContextManager[Any]:
-        """The context of an epoch, its sums at zero."""
+        """Set the sums to zero and return the context of an epoch.
+
+        A recorded step is kept over epochs: ``before_epoch`` changes buffers only, which it reads anew.
+        """
         self.sums = self.sums.zero_() if self.names else self.sums
-        if self.recording is None:
-            return nullcontext()
-        # What a model changes in Python before an epoch is not in the recording of the last one.
-        if self.phase != (phase := phase_of(self.model)):
-            self.recording.forget()
-            self.phase = phase
-        return self.recording.on_its_stream()
+        return nullcontext() if self.recording is None else self.recording.on_its_stream()
 
     def __call__(self, x: Any, y: Tensor, scale: float) -> None:
         set_rate(self.optimizer, scale)
@@ -122,17 +130,6 @@ class Step:
             self.sums = torch.zeros(len(self.names), device=self.fabric.device)
         values = [term.detach().float() for term in terms.values()]
         self.sums.add_(torch.stack([*values, torch.ones_like(values[0])]), alpha=len(y))
-
-
-def phase_of(model: Model) -> object:
-    """The model's phase, if the class that last had a say in ``before_epoch`` says it."""
-    # What is inherited knows nothing of what a subclass sets: it would replay a step of the past.
-    for cls in type(model).__mro__:
-        if "phase" in vars(cls):
-            return model.phase()
-        if "before_epoch" in vars(cls):
-            break
-    return object()  # equal to no other
 
 
 def records(config: RunConfig, fabric: "Fabric") -> bool:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 from lpbnn.engine.build import DataInfo
 from lpbnn.engine.ranks import Ranks
 from lpbnn.metrics._base import StreamingMetric
-from lpbnn.prediction import Prediction
+from lpbnn.predict import Prediction
 
 HISTOGRAM_BINS = 50
 

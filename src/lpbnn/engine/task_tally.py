@@ -18,7 +18,7 @@ from lpbnn.metrics import (
     RegressionMetrics,
 )
 from lpbnn.metrics._base import kept
-from lpbnn.prediction import Prediction
+from lpbnn.predict import Prediction
 
 
 class ClassificationTally(Tally):

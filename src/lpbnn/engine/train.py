@@ -32,7 +32,8 @@ from lpbnn.engine.rundir import CHECKPOINT, TENSORBOARD, Row, RunDir
 from lpbnn.engine.scoring import validate
 from lpbnn.engine.step import WARM_UP, Means, Step, fast_convolutions
 from lpbnn.engine.tally import NotFinite
-from lpbnn.model import Model
+from lpbnn.kernels.row_norm import restore_batch_norms
+from lpbnn.model import UncertainModel
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -58,7 +59,7 @@ class Training:
 
 
 def fit(
-    model: Model,
+    model: UncertainModel,
     splits: Splits,
     config: RunConfig,
     fabric: "Fabric | None" = None,
@@ -90,6 +91,7 @@ def fit(
         ending_well(fabric, loop.farewell),
     ):
         loop.run()
+        restore_batch_norms(model)  # a compiled step may have changed their class
     return loop.training
 
 
@@ -98,7 +100,7 @@ class _Loop:
 
     def __init__(
         self,
-        model: Model,
+        model: UncertainModel,
         splits: Splits,
         config: RunConfig,
         fabric: "Fabric",
@@ -106,7 +108,6 @@ class _Loop:
         state: dict[str, Any] | None,
     ) -> None:
         self.model, self.splits, self.config, self.fabric = model, splits, config, fabric
-        model.calls_all_hooks = True
         self.folder, self.ranks = folder, Ranks(fabric)
         self.writer = folder if fabric.is_global_zero else None  # one process writes
         self.feed = Feed(splits, config, fabric.device, fabric.global_rank, fabric.world_size)
@@ -124,7 +125,7 @@ class _Loop:
         if folder is not None and state is not None:
             self.restore(folder, state)
 
-    def _placed(self, model: Model) -> Model:
+    def _placed(self, model: UncertainModel) -> UncertainModel:
         """The model on its device; or, where weights are kept in shares, the copy that is trained."""
         if self.sharded:
             return shares.in_shares(model, self.fabric)

@@ -7,7 +7,7 @@ from lpbnn.data import Splits
 from lpbnn.engine.build import DataInfo
 from lpbnn.engine.config import RunConfig
 from lpbnn.engine.files import RunError
-from lpbnn.model import Model
+from lpbnn.model import UncertainModel
 from lpbnn.predict import evaluating
 
 EXAMPLES = 2
@@ -15,11 +15,11 @@ TRIED = 64  # pixels: the largest side of the blank pictures that a network is t
 NEEDED = {
     "classification": "one output for every class",
     "segmentation": "classes for every pixel",
-    "regression": "a mean and a spread for every target",
+    "regression": "a mean and a scale for every target",
 }
 
 
-def try_out(model: Model, config: RunConfig, splits: Splits, info: DataInfo) -> None:
+def try_out(model: UncertainModel, config: RunConfig, splits: Splits, info: DataInfo) -> None:
     """Refuse a network that does not take the data, or whose outputs do not fit the task.
 
     >>> from lpbnn.engine.build import build_model, load_data

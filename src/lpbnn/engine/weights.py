@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from lpbnn.engine.files import RunError
 
+EXTRA = (
+    "_extra_state"  # torch's name for what a module keeps besides tensors; its length may differ
+)
 _SHOWN = 3  # mismatches that an error lists
 
 
@@ -73,7 +76,7 @@ def restore(model: nn.Module, state: Mapping[str, Tensor], where: str) -> None:
     faults = [
         f"{name}: {tuple(state[name].shape)} there, {tuple(tensor.shape)} here"
         for name, tensor in own.items()
-        if name in state and state[name].shape != tensor.shape
+        if name in state and state[name].shape != tensor.shape and not name.endswith(EXTRA)
     ]
     faults += [f"{name}: missing there" for name in own if name not in state]
     faults += [f"{name}: unknown here" for name in state if name not in own]

@@ -25,15 +25,12 @@ class Config(Work):
 OPTIM = OptimConfig(lr=0.05, weight_decay=1e-4, clip=3.0)
 # The exponential evidence of EDL explodes at larger steps.
 OWN_OPTIM = {"edl": replace(OPTIM, clip=1.0)}
-# Twelve epochs of twenty steps: one draw for a whole slice of the batch is too rough (docs/lab-notes.md).
-OWN_OPTIONS = {"lpbnn": {"noise": "example"}}
 
 
 def settings(method: str, seed: int) -> RunConfig:
-    """The same network, data, optimizer and schedule for every method, but for the exceptions above."""
+    """Return the run of a method: every one has its defaults, the same network, data and schedule."""
     return RunConfig(
         method=method,
-        method_options=OWN_OPTIONS.get(method, {}),
         backbone="lenet",
         data="digits",
         seed=seed,

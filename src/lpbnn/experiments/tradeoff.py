@@ -2,7 +2,7 @@
 
 Command: ``lpbnn experiment tradeoff --data-root DIR`` trains LP-BNN with less and more noise, MCP beside
 it, on table1's short schedule; the report's charts put each row's ECE, AUROC and cE against its accuracy.
-``--variants log_variance=-1,fast_lr=0.3 noise=example`` are settings to compare instead. They are measured
+``--variants log_variance=-1,fast_lr=0.3 variant=paper`` are settings to compare instead. They are measured
 on training images that are held out, so that one may choose by them and leave the test set to the one that
 was chosen; ``--hold-out 0`` measures on the test set.
 """

@@ -11,26 +11,31 @@ from typing import Any
 
 from torch import nn
 
-from lpbnn.methods._rank_one import RankOneConfig, ensemble_options, wrap
-from lpbnn.model import Model
-from lpbnn.rank_one.ensemble import FastWeightEnsemble
+from lpbnn.methods._rank_one import RankOneConfig, convert_layers, ensemble_options
+from lpbnn.model import UncertainModel
+from lpbnn.rank_one.ensemble import RankOneEnsemble
 from lpbnn.rank_one.factors import PointFactors
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(RankOneConfig):
+    """Options of batchensemble."""
+
     fast_lr: float = 0.5
-    num_data: int | None = None  # not needed: there is no KL; taken so that methods can be swapped
+    num_data: int | None = None  # unused: there is no KL; accepted so that methods can be swapped
 
 
-class BatchEnsemble(FastWeightEnsemble):
+class BatchEnsemble(RankOneEnsemble):
     """J deterministic members."""
 
     stochastic = False
 
 
-def build(net: nn.Module, config: Config, **model_options: Any) -> Model:
-    def factors(members: int, inputs: int, outputs: int) -> PointFactors:
-        return PointFactors(members, inputs, outputs, spread=config.spread, init=config.init)
+def build(net: nn.Module, config: Config, **model_options: Any) -> UncertainModel:
+    def make_factors(inputs: int, outputs: int) -> PointFactors:
+        return PointFactors(
+            config.members, inputs, outputs, init_std=config.init_std, init=config.init
+        )
 
-    return BatchEnsemble(wrap(net, config, factors), **ensemble_options(config), **model_options)
+    net = convert_layers(net, config, make_factors)
+    return BatchEnsemble(net, **ensemble_options(config), **model_options)

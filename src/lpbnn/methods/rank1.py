@@ -20,73 +20,65 @@ from lpbnn.likelihoods import at_least_float32
 from lpbnn.methods._rank_one import (
     RankOneConfig,
     annealed,
+    check_fraction,
     check_num_data,
-    check_share,
+    convert_layers,
     ensemble_options,
-    wrap,
 )
-from lpbnn.model import Model, Terms
-from lpbnn.rank_one.ensemble import FastWeightEnsemble
-from lpbnn.rank_one.factors import GaussianFactors, device_of
+from lpbnn.model import Terms, UncertainModel
+from lpbnn.rank_one.ensemble import RankOneEnsemble
+from lpbnn.rank_one.factors import GaussianFactors, GaussianPosterior
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(RankOneConfig):
+    """Options of rank1."""
+
     num_data: int | None = None  # N, required
     std: float = 0.1  # initial standard deviation of r and s
     prior_std: float = 0.1
-    anneal: float = 2 / 3  # share of the epochs over which the KL grows to its full weight
+    anneal: float = 2 / 3  # fraction of the epochs over which the KL grows to its full weight
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_share("anneal", self.anneal)
+        check_fraction("anneal", self.anneal)
         for name in ("std", "prior_std"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)!r}: expected a number above 0.")
 
 
-class RankOne(FastWeightEnsemble):
+class Rank1BNN(RankOneEnsemble):
     """J members with Gaussian factors."""
 
-    kl_weight: Tensor
+    kl_weight: Tensor  # grows to 1; 1 in a loop that never calls before_epoch
 
     def __init__(self, net: nn.Module, config: Config, **options: Any) -> None:
         super().__init__(net, **options)
         self.num_data = check_num_data(config.num_data, "rank1")
         self.anneal = config.anneal
-        # In a loop that never calls before_epoch: the full KL.
-        device = device_of(self.layers[0].factors)
-        self.register_buffer("kl_weight", torch.ones((), device=device), persistent=False)
+        self.register_buffer("kl_weight", torch.ones_like(self.noise_scale), persistent=False)
 
-    def penalties(self, shared: Any = None) -> Terms:
-        kl = [
-            layer.factors.kl()
-            for layer in self.layers
-            if isinstance(layer.factors, GaussianFactors)
-        ]
-        summed = torch.stack([term.to(kl[0].device) for term in kl]).sum()
-        return {"kl": summed * (at_least_float32(self.kl_weight).clone() / self.num_data)}
+    def penalties(self, posterior: GaussianPosterior) -> Terms:
+        weight = at_least_float32(self.kl_weight).clone()  # it may change before the backward pass
+        return {"kl": posterior.kl() * (weight / self.num_data)}
 
     def before_epoch(self, epoch: int, epochs: int) -> None:
-        super().before_epoch(epoch, epochs)
         self.kl_weight.fill_(annealed(epoch, epochs, self.anneal))
 
-    def phase(self) -> object:
-        return super().phase()  # the weight is a buffer
 
-
-def build(net: nn.Module, config: Config, **model_options: Any) -> Model:
+def build(net: nn.Module, config: Config, **model_options: Any) -> UncertainModel:
     check_num_data(config.num_data, "rank1")
 
-    def factors(members: int, inputs: int, outputs: int) -> GaussianFactors:
+    def make_factors(inputs: int, outputs: int) -> GaussianFactors:
         return GaussianFactors(
-            members,
+            config.members,
             inputs,
             outputs,
-            spread=config.spread,
+            init_std=config.init_std,
             init=config.init,
             std=config.std,
             prior_std=config.prior_std,
         )
 
-    return RankOne(wrap(net, config, factors), config, **ensemble_options(config), **model_options)
+    net = convert_layers(net, config, make_factors)
+    return Rank1BNN(net, config, **ensemble_options(config), **model_options)

@@ -4,8 +4,9 @@ Each member s predicts a Gaussian; the prediction of the ensemble is their equal
 
 .. math:: p(y \mid x) = \frac{1}{S} \sum_s \mathcal{N}(y;\, \mu_s(x),\, \sigma_s^2(x)).
 
-Everything takes ``means`` and ``variances`` (S, N) and ``targets`` (N,); S = 1 is one Gaussian.
-With targets (N, D), each of the N x D numbers counts as one target with its own marginal.
+Everything takes ``means`` and ``variances`` (S, N) and ``targets`` (N,); S = 1 is one Gaussian. ``rmse``
+needs no variances and takes the mean of a prediction, (N,), as well. With targets (N, D), each of the N x D
+numbers counts as one target with its own marginal.
 """
 
 import math
@@ -110,16 +111,32 @@ def mixture_nll(means: Tensor, variances: Tensor, targets: Tensor) -> float:
 
 
 def rmse(means: Tensor, targets: Tensor) -> float:
-    r"""Root mean squared error of the mixture's mean.
+    r"""Return the root mean squared error of predicted means.
 
     .. math:: \sqrt{\frac{1}{N} \sum_i \Big(y_i - \frac{1}{S} \sum_s \mu_{si}\Big)^2}
 
-    >>> rmse(torch.tensor([[1.0, 2.0], [3.0, 2.0]]), torch.tensor([2.0, 5.0]))
+    Args:
+        means: ``p.mean`` of a prediction, in the shape of the targets, or the members' means (S, N, ...).
+        targets: (N,) or (N, D); means (N, 1) go with targets (N,).
+
+    >>> rmse(torch.tensor([2.0, 2.0]), torch.tensor([2.0, 5.0]))
+    2.1213...
+    >>> rmse(torch.tensor([[1.0, 2.0], [3.0, 2.0]]), torch.tensor([2.0, 5.0]))  # two members
     2.1213...
     """
-    base.check_floating("means", means)
-    variances = torch.ones_like(means)
-    return base.seen_once(RegressionMetrics(), means, variances, targets).compute()["rmse"]
+    for name, values in (("means", means), ("targets", targets)):
+        base.check_floating(name, values)
+    if means.shape == (*targets.shape, 1):
+        means = means.squeeze(-1)
+    members = means if means.shape[1:] == targets.shape else means[None]
+    base.require(
+        members.shape[1:] == targets.shape and targets.ndim >= 1 and len(members) > 0,
+        f"means has shape {tuple(means.shape)}, targets has shape {tuple(targets.shape)}",
+        "means of the targets' shape, or (S, N, ...) for S members",
+        "pass p.mean of a prediction and the targets that belong to it",
+    )
+    metric = RegressionMetrics()
+    return base.seen_once(metric, members, torch.ones_like(members), targets).compute()["rmse"]
 
 
 def coverage(means: Tensor, variances: Tensor, targets: Tensor, *, level: float = 0.95) -> float:

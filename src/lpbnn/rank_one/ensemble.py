@@ -1,65 +1,41 @@
-"""A network with converted layers as an ensemble: spread the batch, run once, gather the members."""
+"""RankOneEnsemble: a network of rank-one layers as J members; what LP-BNN and its relatives share."""
 
-import math
-from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from lpbnn.convert.convert import replace_modules
-from lpbnn.convert.wrapper import Wrapper, remember
-from lpbnn.likelihoods import check_batch, require_targets
-from lpbnn.members.rows import (
-    BatchMode,
-    Places,
-    batched,
-    copied,
-    gather,
-    mask_places,
-    masks_given,
-    row_weights,
-    rows_needed,
-    spread,
-    spread_tree,
-)
-from lpbnn.model import Model, Terms, as_call, batch_size, total, two_groups, walk
-from lpbnn.rank_one.doors import check_stage, find_stages, raise_with, where_spread
-from lpbnn.rank_one.factors import Factors
-from lpbnn.rank_one.layer import Draw, FastWeight, draw_layers, take
-from lpbnn.rank_one.norms import MemberNorm, is_batch_norm, sum_by_rows
-from lpbnn.rank_one.stages import FULL, Cast, SpreadInTurn, fills_device
+from lpbnn.convert.wrapper import Wrapper
+from lpbnn.likelihoods import require_targets
+from lpbnn.members.ensemble import MemberEnsemble
+from lpbnn.members.rows import BatchMode, expand_tree, row_weights, rows_needed
+from lpbnn.model import Terms, as_call, batch_size, total, two_groups
+from lpbnn.rank_one.factors import FactorPosterior, LayerFactors, SampledFactors, device_of
+from lpbnn.rank_one.layer import RankOneLayer, with_biases
+from lpbnn.rank_one.norms import BATCH_NORMS, MemberNorm
 
 BatchNormMode = Literal["shared", "member"]
 BATCH_NORM_MODES: tuple[str, ...] = get_args(BatchNormMode)
 
 
-class Replaced(NamedTuple):
-    """What stands in the place of the network's own layers and norms, in its order."""
+class RankOneEnsemble(MemberEnsemble):
+    """Any network that holds ``RankOneLayer`` modules, as J members (see ``lpbnn.convert``).
 
-    layers: list[FastWeight]
-    norms: list[MemberNorm]
-
-
-class FastWeightEnsemble(Model):
-    """Any network that holds ``FastWeight`` layers, as J members (see ``lpbnn.convert``).
+    The path of one loss: compute the posterior of all layers' factors, sample them, expand the batch, run
+    the network, score the rows by the likelihood, and add the method's penalties.
 
     Args:
         net: the converted network.
         batch_mode: in training, "split" gives every member a slice of the batch (the price of one
             network), "repeat" gives every member all of it (J times the compute).
         batch_norm: "shared" by the members (each sees the statistics of all), or one per "member".
-        spread_at: path of the module where the batch becomes members, or several; "" is the whole network.
-            None finds it: the smallest part that holds every converted layer, or those parts of it that
-            it names. With an attribute ``in_turn = True`` they predict large batches member by member
-            (``lpbnn.rank_one.stages``).
-        fast_lr: learning rate of the fast weights, as a factor.
-        repeat_last: share of the epochs, at the end (rounded up), that repeat the batch after all.
+        fast_lr: learning rate of the factors and biases, as a multiple of the network's.
+        **options: of ``MemberEnsemble``.
     """
 
-    _looked = False  # whether layers have been asked for tables in the place of examples
-    _masks: Places = ()  # here for models that an older version pickled
+    noise_scale: Tensor  # multiplies the posterior's standard deviation in every sample
 
     def __init__(
         self,
@@ -67,213 +43,133 @@ class FastWeightEnsemble(Model):
         *,
         batch_mode: BatchMode = "split",
         batch_norm: BatchNormMode = "shared",
-        spread_at: str | Sequence[str] | None = None,
         fast_lr: float = 1.0,
-        repeat_last: float = 0.0,
-        **model_options: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(net, **model_options)
+        super().__init__(net, **options)
         self.batch_mode: BatchMode = batch_mode
-        self.repeat_last = repeat_last
-        self._late = False  # whether this is one of the last epochs
         self.fast_lr = fast_lr
+        self.layers: list[RankOneLayer] = []
+        self.refresh()
+        if batch_norm == "member":
+            self._split_batch_norms()
+        noise_scale = torch.ones((), device=device_of(self.layers[0].factors))
+        self.register_buffer("noise_scale", noise_scale)
+
+    def refresh(self) -> None:
+        """Find the converted layers and norms again, after the user replaced some of them."""
+        found = [m for m in self.net.modules() if isinstance(m, Wrapper) and m.in_place]
+        self.layers = [module for module in found if isinstance(module, RankOneLayer)]
+        if not self.layers:
+            raise RuntimeError("the network has no converted layer. Build a model again.")
         counts = {layer.factors.members for layer in self.layers}
         if len(counts) != 1:
             raise ValueError(
                 f"the layers have {sorted(counts)} members; one ensemble has one number."
             )
         self.members = counts.pop()
-        if spread_at is None:
-            spread_at = find_stages(net)
-        check_stage(net, spread_at)
-        self.stages = [spread_at] if isinstance(spread_at, str) else list(spread_at)
-        if batch_norm == "member":
-            self._split_batch_norms()
-        parts = [net.get_submodule(stage) for stage in self.stages if stage]
-        self.shared_part = any(getattr(part, "in_turn", False) for part in parts)
-        self.nothing_shared = not parts
-        self._masks = mask_places(net)
-        self._spread_at = SpreadInTurn()
-        for stage in self.stages:
-            sum_by_rows(net.get_submodule(stage))
-            if stage:
-                self._spread_at.add_to(net.get_submodule(stage))
-        self._find()  # a compiler takes what it finds, the new batch norms of members too
-
-    @property
-    def layers(self) -> list[FastWeight]:
-        """The converted layers, in the network's order."""
-        return self._find().layers
-
-    def _find(self) -> Replaced:
-        """What is in the network now, which a user may have changed since the last call."""
-        # A compiler would follow the walk through every module at every use, for seconds: it takes what
-        # the last walk found.
-        if not torch.compiler.is_compiling():
-            self._wrappers = [m for m in walk(self.net, _may_hold) if isinstance(m, Wrapper)]
-        found = [w for w in self._wrappers if w.in_place]
-        layers = [w for w in found if isinstance(w, FastWeight)]
-        if not layers:
-            raise RuntimeError(
-                "the network has no converted layer (any more). Build a model again."
-            )
-        return Replaced(layers, [w for w in found if isinstance(w, MemberNorm)])
-
-    def look_again(self) -> None:
-        self._find()
-
-    def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
-        return gather(self.rows(args, kwargs, draw_layers(self.layers), "repeat"), self.members)
+        late = [module for module in self.net.modules() if getattr(module, "expand_late", False)]
+        late_layers = {layer for module in late for layer in module.modules()}
+        for index, layer in enumerate(self.layers):
+            layer.slot, layer.index = self.slot, index
+            layer.expands_batch = layer in late_layers
+        for norm in found:
+            if isinstance(norm, MemberNorm):
+                norm.slot = self.slot
 
     def _split_batch_norms(self) -> None:
-        """Give every member its own batch norm, wherever rows are spread."""
+        """Give every member its own batch norm, wherever the batch may be expanded."""
         made = {
-            id(module): MemberNorm(module, self.members, path)
-            for stage in self.stages
-            for path, module in self.net.get_submodule(stage).named_modules(prefix=stage)
-            if is_batch_norm(module)
+            id(module): MemberNorm(module, self.members, path, self.slot)
+            for point in self.expand_at
+            for path, module in self.net.get_submodule(point).named_modules(prefix=point)
+            if type(module) in BATCH_NORMS
         }
         replace_modules(self.net, made)
 
-    def rows(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        draws: list[Draw],
-        mode: BatchMode,
-        first: int = 0,
-        in_turn: bool = False,
-        found: Replaced | None = None,
-    ) -> Tensor:
-        """Outputs of all rows, member-major, for the members in ``draws``, of which one is ``first``.
+    def is_converted(self, module: nn.Module) -> bool:
+        return isinstance(module, RankOneLayer)
 
-        Where a part of the network is shared by the members, they may go through the rest ``in_turn``.
-        ``found`` is what the network holds, where that was asked for already.
-        """
-        batch = batch_size(args, kwargs)
-        members = draws[0].members
-        layers, norms = found or self._find()
-        cast = Cast(layers, norms, self.members, draws, first)
-        if "" in self.stages:
-            masks = masks_given(self._masks, args, kwargs)
-            args, kwargs = spread_tree((args, kwargs), batch, members, mode, masks)
-        else:
-            self._spread_at.plan = (batch, members, mode)
-            # An input with as many rows by chance could be taken for the members' work in a turn.
-            mistakable = in_turn and batched((args, kwargs), batch * members)
-            self._spread_at.cast = cast if in_turn and not mistakable else None
-        rows = rows_needed(batch, members, mode)
-        cast.choose(draws, rows)
-        # A compiler is asked first: it would compile anew for what it had looked at and has changed.
-        look = not torch.compiler.is_compiling() and not self._looked and members > 1
-        if look:
-            cast.look_for(self.net)
-        try:
-            outputs = self.readout(self.net(*args, **kwargs))
-        except (RuntimeError, ValueError) as error:
-            raise_with(self._advice(error, batch), error)
-        finally:
-            self._spread_at.end()
-            cast.release()
-        if look:
-            self._looked = True  # once is enough: a layer that gets a table gets it in every pass
-        remember(outputs, layers, draws)
-        if outputs.shape[0] != rows:
-            raise RuntimeError(
-                f"{batch} examples and {members} members make {rows} "
-                f"rows, but the network returned {outputs.shape[0]}. {where_spread(self.stages)}"
+    def posterior(self) -> FactorPosterior:
+        """Return the posterior of the factors of all layers."""
+        if not self.layers[0].in_place:
+            raise RuntimeError("the network was converted back. Build a model again.")
+        factors = [layer.factors for layer in self.layers]
+        return type(factors[0]).posterior(factors)
+
+    def sample(self, samples: int = 1) -> SampledFactors:
+        """Sample the factors of every layer for ``samples`` draws of every member."""
+        return with_biases(self.layers, self.posterior().sample(samples, self.noise_scale))
+
+    def probe(self, count: int) -> SampledFactors:
+        generator = torch.Generator().manual_seed(0)
+
+        def near_one(like: Tensor, width: int) -> Tensor:
+            values = 0.75 + 0.5 * torch.rand(count, width, generator=generator)
+            return values.to(like)
+
+        factors = []
+        for layer in self.layers:
+            weight: Any = layer.layer.weight
+            r, s = (
+                near_one(weight, width) for width in (layer.factors.inputs, layer.factors.outputs)
             )
-        return outputs
+            bias = layer.member_bias
+            factors.append(LayerFactors(r, s, None if bias is None else _first(bias, count)))
+        return SampledFactors(factors)
+
+    def loss(self, x: Any, y: Any, weight: Tensor | None = None) -> Terms:
+        self.likelihood.check_batch(x, y)
+        args, kwargs = as_call(x)
+        batch, members = batch_size(args, kwargs), self.members
+        self.ensure_checked(members, args, kwargs)
+        mode = self.batch_mode if self.training else "repeat"
+        if self.independent_rows is False:
+            mode = "repeat"  # examples that depend on each other stay together
+            batch = len(tree_leaves(y)[0])  # the batch may be another dimension of the inputs
+        require_targets(y, batch)
+
+        posterior = self.posterior()
+        pairs = self.sample_training(posterior, rows_needed(batch, members, mode) // members)
+        outputs = self.run(with_biases(self.layers, pairs), args, kwargs, mode)
+
+        device = tree_leaves(outputs)[0].device
+        targets, weight = expand_tree((y, weight), batch, members, mode)
+        once = row_weights(batch, members, mode, device)  # every example counts once
+        weights = weight if once is None else once if weight is None else once * weight
+        terms = self.likelihood.nll_terms(outputs, targets, weights)
+        # Penalties of layers on several devices are on the first one's, the outputs on the last one's.
+        penalties = {name: term.to(device) for name, term in self.penalties(posterior).items()}
+        return total(**terms, **penalties)
+
+    def sample_training(
+        self, posterior: FactorPosterior, rows_per_member: int
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Sample the factors of one loss."""
+        return posterior.sample(1, self.noise_scale)
+
+    def penalties(self, posterior: Any) -> Terms:
+        """Return what the method adds to the NLL, weighted, by name."""
+        return {}
 
     def _advice(self, error: Exception, batch: int) -> str:
-        if "more than 1 value per channel" in str(error) and self._find().norms:
+        has_norms = any(isinstance(module, MemberNorm) for module in self.net.modules())
+        if "more than 1 value per channel" in str(error) and has_norms:
             return (
                 f"{self.members} members share a batch of {batch}, and each normalises its own part of "
                 "it. Fix: larger batches (drop_last=True where only the last one is small), "
                 "batch_mode='repeat', or batch_norm='shared'."
             )
-        return "" if "" in self.stages else where_spread(self.stages)
-
-    def passes(self, samples: int, width: int) -> Iterator[Any]:
-        found = self._find()  # once: nobody changes the network between the passes of a prediction
-        draws = draw_layers(found.layers, samples if self.stochastic else 1)
-        count = draws[0].members
-        for start in range(0, count, width):
-            part = draws if width >= count else take(draws, start, width)
-            yield partial(self._pass, found, part, start)
-
-    def _pass(
-        self, found: Replaced, draws: list[Draw], first: int, /, *args: Any, **kwargs: Any
-    ) -> Tensor:
-        members = draws[0].members
-        if "" in self.stages and (members == 1 or self._better_in_turn(args, kwargs)):
-            return self._in_turn(found, args, kwargs, draws, first)
-        return gather(self.rows(args, kwargs, draws, "repeat", first, True, found), members)
-
-    def _in_turn(
-        self,
-        found: Replaced,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        draws: list[Draw],
-        first: int,
-    ) -> Tensor:
-        """Each member through the whole network by itself, with inputs of its own."""
-        batch, masks = batch_size(args, kwargs), masks_given(self._masks, args, kwargs)
-        outputs = []
-        for i in range(draws[0].members):
-            own_args, own_kwargs = copied((args, kwargs), batch, masks=masks)
-            one = take(draws, i, 1)
-            outputs.append(self.rows(own_args, own_kwargs, one, "repeat", first + i, found=found))
-        return torch.stack(outputs)
-
-    def _better_in_turn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a batch fills the device by itself: then each member is a plain network with its weights.
-
-        Where a part of the network is shared by the members, it is asked behind that part.
-        """
-        return fills_device(batched((args, kwargs), batch_size(args, kwargs)), FULL)
-
-    def loss(self, x: Any, y: Tensor) -> Terms:
-        shared = self.shared()
-        nll = self.batch_nll(x, y, shared)
-        # Of layers on several devices the penalties are on the first one's, the outputs on the last one's.
-        added = {name: term.to(nll.device) for name, term in self.penalties(shared).items()}
-        return total(nll=nll, **added)
-
-    def batch_nll(self, x: Any, y: Tensor, shared: Any = None) -> Tensor:
-        """Mean NLL of the members' rows; every example counts once."""
-        args, kwargs = as_call(x)
-        batch = batch_size(args, kwargs)
-        check_batch(x, y, self.task)
-        require_targets(y, batch)
-        mode: BatchMode = "repeat" if self._late or not self.training else self.batch_mode
-        draws = self.draw(rows_needed(batch, self.members, mode), shared)
-        outputs = self.rows(args, kwargs, draws, mode)
-        weights = row_weights(batch, self.members, mode, outputs.device)
-        return self.nll(outputs, spread(y, self.members, mode), weights)
-
-    def before_epoch(self, epoch: int, epochs: int) -> None:
-        self._late = epoch >= epochs - math.ceil(self.repeat_last * epochs)
-
-    def phase(self) -> object:
-        return self._late
-
-    def shared(self) -> Any:
-        """What the draw and the penalties of one loss are both computed from."""
-        return None
-
-    def draw(self, rows: int, shared: Any = None) -> list[Draw]:
-        """The factors of every layer for a training pass of so many rows."""
-        return draw_layers(self.layers)
-
-    def penalties(self, shared: Any = None) -> Terms:
-        """What the method adds to the NLL, weighted, by name."""
-        return {}
+        return super()._advice(error, batch)
 
     def parameter_groups(
         self, weight_decay: float = 0.0, lr: float | None = None
     ) -> list[dict[str, Any]]:
+        """Return slow weights with decay, and factors and member biases without, at ``fast_lr`` * lr.
+
+        A scheduler that sets every group's rate to one number (``OneCycleLR`` with a single ``max_lr``)
+        drops the factor; give it one rate per group.
+        """
         fast = [p for layer in self.layers for p in layer.factors.parameters()]
         fast += [layer.member_bias for layer in self.layers if layer.member_bias is not None]
         known = {id(parameter) for parameter in fast}
@@ -281,6 +177,6 @@ class FastWeightEnsemble(Model):
         return two_groups(slow, fast, weight_decay, lr, self.fast_lr)
 
 
-def _may_hold(module: nn.Module) -> bool:
-    # Most modules are theirs, and no layer of the network is.
-    return not isinstance(module, Factors)
+def _first(tensor: Tensor, count: int) -> Tensor:
+    """Return ``count`` rows of a tensor, from the start again where it ends."""
+    return tensor[[i % len(tensor) for i in range(count)]]

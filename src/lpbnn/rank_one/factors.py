@@ -1,126 +1,102 @@
-r"""How the fast weights r and s come to be: all that tells the rank-one methods apart.
+r"""The factors r and s of the rank-one members, their posterior, and one function that samples it.
 
 A layer with m inputs and p outputs has, for each of its J members, r_j in R^m on the input side and
-s_j in R^p on the output side. ``draw(samples)`` gives r (samples * J, m) and s (samples * J, p),
-sample-major; in training r may also be drawn for every row of the batch, (rows, m), rows member-major.
-Everything here is a pure function of the parameters: no forward pass leaves a loss behind, so the terms
-can be read at any time, before the first pass too.
+s_j in R^p on the output side. A ``Factors`` module holds the parameters of one layer. A ``FactorPosterior``
+is computed from the modules of all layers at once, because a network has dozens of them and each is tiny:
 
-The work is written over a stack of layers, because a network has dozens of them and each is tiny:
-``draw_all`` serves those of equal width with a handful of batched products. One layer is a stack of one.
+    posterior = LatentFactors.posterior(modules)  # all encoders, in a few batched products
+    posterior.sample(samples)  # [(r, s), ...] by layer: r (samples * J, m), s (samples * J, p)
+    posterior.mean()           # the same at the posterior mean
+
+Training, prediction, freezing and ``lpbnn.posterior`` all sample here. Nothing is left behind by a
+forward pass, so that penalties can be read at any time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lpbnn.kernels.stacking import stack_tensors
 from lpbnn.likelihoods import at_least_float32
 
 Init = Literal["normal", "signs"]
 INITS: tuple[str, ...] = get_args(Init)
+Pair = tuple[Tensor, Tensor]  # r and s of one layer
 
 
-def initial(members: int, width: int, spread: float, init: Init) -> Tensor:
-    """Fast weights before training: N(1, spread^2), or random signs +-1 (for large data sets)."""
-    if init == "signs":
-        return torch.randint(0, 2, (members, width)).to(initial_dtype()) * 2 - 1
-    return 1 + spread * torch.randn(members, width, dtype=initial_dtype())
+class LayerFactors(NamedTuple):
+    """The sampled factors of one layer for M members: r (M, m), s (M, p), bias (M, p) or None.
+
+    In compiled training r has one copy per row, (rows, m), rows member-major.
+    """
+
+    r: Tensor
+    s: Tensor
+    bias: Tensor | None
+
+    @property
+    def members(self) -> int:
+        return self.s.shape[0]
 
 
-def initial_dtype() -> torch.dtype:
-    """Torch's default, and float32 where that is half: there is no singular value decomposition in half."""
-    return torch.promote_types(torch.get_default_dtype(), torch.float32)
+class SampledFactors:
+    """The sampled factors of every converted layer, in the network's order."""
 
+    def __init__(self, layers: Sequence[LayerFactors]) -> None:
+        self.layers = layers
+        self.count = layers[0].s.shape[0]  # members
 
-def full_precision(device: torch.device) -> AbstractContextManager[Any]:
-    """Factors are small and multiply everything: they are computed in float32 under autocast."""
-    if device.type == "meta":  # it has no autocast to be left
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
+    def __getitem__(self, index: int) -> LayerFactors:
+        return self.layers[index]
 
-
-IN_ONE_KERNEL = 8  # tensors that a compiler stacks at once
-
-
-def stack(many: Sequence["Factors"], name: str) -> Tensor:
-    """The parameter ``name`` of every layer's factors, stacked, in float32 or better."""
-    tensors = [factors.tensor(name) for factors in many]
-    if torch.compiler.is_compiling() and len(tensors) > IN_ONE_KERNEL:
-        # Of more tensors than this the compiler makes a kernel each; of stacks of stacks, one for all.
-        parts = range(0, len(tensors), IN_ONE_KERNEL)
-        return at_least_float32(
-            torch.cat([torch.stack(tensors[i : i + IN_ONE_KERNEL]) for i in parts])
+    def take(self, start: int, count: int) -> "SampledFactors":
+        """Return ``count`` members, from ``start`` on."""
+        if start == 0 and count >= self.count:
+            return self
+        part = slice(start, start + count)
+        return SampledFactors(
+            [
+                LayerFactors(f.r[part], f.s[part], None if f.bias is None else f.bias[part])
+                for f in self.layers
+            ]
         )
-    if len(tensors) == 1:
-        return at_least_float32(tensors[0].unsqueeze(0))  # no copy
-    return at_least_float32(torch.stack(tensors))
 
 
 class Factors(nn.Module):
-    """The contract: J vectors r and J vectors s, drawn anew or fixed."""
+    """The parameters of one layer's factors; subclasses say how r and s follow from them."""
 
     def __init__(self, members: int, inputs: int, outputs: int) -> None:
         super().__init__()
         self.members, self.inputs, self.outputs = members, inputs, outputs
 
-    def tensor(self, path: str) -> Tensor:
-        """The parameter or buffer at ``path``."""
-        found: Any = self
-        for name in path.split("."):  # a compiler follows this faster than operator.attrgetter
-            found = getattr(found, name)
-        return found
+    @staticmethod
+    def posterior(layers: Sequence[Any]) -> "FactorPosterior":
+        """Return the posterior of layers whose factors are all of this class."""
+        raise NotImplementedError
 
     def extra_repr(self) -> str:
         return f"members={self.members}, inputs={self.inputs}, outputs={self.outputs}"
 
-    def draw(self, samples: int = 1) -> tuple[Tensor, Tensor]:
-        """r (samples * J, m) and s (samples * J, p)."""
-        return type(self).draw_stack([self], samples)[0]
 
-    @classmethod
-    def draw_stack(cls, many: Sequence["Factors"], samples: int) -> list[tuple[Tensor, Tensor]]:
-        """``draw`` for layers of equal ``stack_key``, together."""
+class FactorPosterior:
+    """The posterior of the factors of all layers, given their modules."""
+
+    def sample(self, samples: int = 1, noise_scale: Tensor | None = None) -> list[Pair]:
+        """Sample r (samples * J, m) and s (samples * J, p) of every layer, sample-major.
+
+        Args:
+            samples: draws of each of the J members.
+            noise_scale: a scalar that multiplies the posterior's standard deviation; None is 1.
+        """
         raise NotImplementedError
 
-    def stack_key(self) -> tuple[object, ...]:
-        """Layers with the same key may be drawn in one stack."""
-        r: Tensor = getattr(self, self.stack_r)
-        return (type(self), self.members, self.inputs, self.stack_s, r.device, r.dtype)
-
-    stack_r = "r"  # a tensor that says where the factors lie, and in which precision
-
-    # Only the Gaussian draws s, so only there must the outputs agree.
-    @property
-    def stack_s(self) -> object:
-        return None
-
-    def mean(self) -> tuple[Tensor, Tensor]:
-        """The mean of r (J, m) and of s (J, p) under the posterior."""
+    def mean(self) -> list[Pair]:
+        """Return the mean of r (J, m) and of s (J, p) of every layer."""
         raise NotImplementedError
-
-
-def draw_all(many: Sequence[Factors], samples: int = 1) -> list[tuple[Tensor, Tensor]]:
-    """One draw of every layer, in the layers' order, computed stack by stack."""
-    drawn: dict[int, tuple[Tensor, Tensor]] = {}
-    for indices in stacked(many):
-        members = [many[i] for i in indices]
-        drawn.update(zip(indices, type(members[0]).draw_stack(members, samples), strict=True))
-    return [drawn[i] for i in range(len(many))]
-
-
-def stacked(many: Sequence[Factors]) -> list[list[int]]:
-    """Which layers may be computed together: indices, groups in order of first appearance.
-
-    Within a group those of equal width are neighbours.
-    """
-    groups: dict[object, list[int]] = {}
-    for i, factors in enumerate(many):
-        groups.setdefault(factors.stack_key(), []).append(i)
-    return [sorted(group, key=lambda i: many[i].inputs) for group in groups.values()]
 
 
 class PointFactors(Factors):
@@ -129,7 +105,9 @@ class PointFactors(Factors):
     Wen, Tran, Ba: BatchEnsemble, ICLR 2020.
 
     Example:
-        >>> r, s = PointFactors(members=4, inputs=3, outputs=2).draw()
+        >>> [(r, s)] = PointFactors.posterior(
+        ...     [PointFactors(members=4, inputs=3, outputs=2)]
+        ... ).sample()
         >>> tuple(r.shape), tuple(s.shape)
         ((4, 3), (4, 2))
     """
@@ -143,23 +121,20 @@ class PointFactors(Factors):
         inputs: int,
         outputs: int,
         *,
-        spread: float = 0.5,
+        init_std: float = 0.5,
         init: Init = "normal",
     ) -> None:
         super().__init__(members, inputs, outputs)
-        self.r = nn.Parameter(initial(members, inputs, spread, init))
-        self.s = nn.Parameter(initial(members, outputs, spread, init))
+        self.r = nn.Parameter(initial(members, inputs, init_std, init))
+        self.s = nn.Parameter(initial(members, outputs, init_std, init))
 
-    @classmethod
-    def draw_stack(cls, many: Sequence[Factors], samples: int) -> list[tuple[Tensor, Tensor]]:
-        return [(repeat(f.r, samples), repeat(f.s, samples)) for f in many]  # type: ignore[arg-type]
-
-    def mean(self) -> tuple[Tensor, Tensor]:
-        return self.r, self.s
+    @staticmethod
+    def posterior(layers: Sequence[Any]) -> "PointPosterior":
+        return PointPosterior(layers)
 
 
 class FixedFactors(PointFactors):
-    """Factors drawn once and kept as buffers: a frozen ensemble."""
+    """Factors sampled once and kept as buffers: a frozen ensemble."""
 
     def __init__(self, r: Tensor, s: Tensor) -> None:
         Factors.__init__(self, r.shape[0], r.shape[1], s.shape[1])
@@ -167,15 +142,27 @@ class FixedFactors(PointFactors):
         self.register_buffer("s", s)
 
 
+class PointPosterior(FactorPosterior):
+    """Factors without uncertainty: every sample is the mean."""
+
+    def __init__(self, layers: Sequence[PointFactors]) -> None:
+        self.layers = layers
+
+    def sample(self, samples: int = 1, noise_scale: Tensor | None = None) -> list[Pair]:
+        return [(repeat(layer.r, samples), repeat(layer.s, samples)) for layer in self.layers]
+
+    def mean(self) -> list[Pair]:
+        return self.sample()
+
+
 class GaussianFactors(Factors):
     r"""Rank-1 BNN: r_j ~ N(mu, sigma^2) and s_j ~ N(mu, sigma^2), sigma = softplus(rho).
 
     Dusenberry et al.: Efficient and scalable Bayesian neural nets with rank-1 factors, ICML 2020.
-    ``kl`` is KL(q || N(1, prior_std^2)), summed over the entries of r and s, averaged over members.
 
     Example:
-        >>> factors = GaussianFactors(members=4, inputs=3, outputs=2)
-        >>> bool((factors.draw()[0] != factors.draw()[0]).all())
+        >>> posterior = GaussianFactors.posterior([GaussianFactors(4, inputs=3, outputs=2)])
+        >>> bool((posterior.sample()[0][0] != posterior.sample()[0][0]).all())
         True
     """
 
@@ -185,7 +172,7 @@ class GaussianFactors(Factors):
         inputs: int,
         outputs: int,
         *,
-        spread: float = 0.5,
+        init_std: float = 0.5,
         init: Init = "normal",
         std: float = 0.1,
         prior_std: float = 0.1,
@@ -193,33 +180,18 @@ class GaussianFactors(Factors):
         super().__init__(members, inputs, outputs)
         rho = torch.tensor(std).expm1().log().item()  # softplus(rho) = std
         self.prior_std = prior_std
-        self.r_mean = nn.Parameter(initial(members, inputs, spread, init))
-        self.s_mean = nn.Parameter(initial(members, outputs, spread, init))
+        self.r_mean = nn.Parameter(initial(members, inputs, init_std, init))
+        self.s_mean = nn.Parameter(initial(members, outputs, init_std, init))
         self.r_rho = nn.Parameter(torch.full((members, inputs), rho))
         self.s_rho = nn.Parameter(torch.full((members, outputs), rho))
 
-    stack_r = "r_mean"
-
-    @property
-    def stack_s(self) -> object:
-        return self.outputs
-
-    @classmethod
-    def draw_stack(cls, many: Sequence[Factors], samples: int) -> list[tuple[Tensor, Tensor]]:
-        with full_precision(device_of(many[0])):
-            r, s = (
-                gaussian(
-                    stack(many, f"{side}_mean"), F.softplus(stack(many, f"{side}_rho")), samples
-                )
-                for side in "rs"
-            )
-        return list(zip(r.flatten(1, 2), s.flatten(1, 2), strict=True))
-
-    def mean(self) -> tuple[Tensor, Tensor]:
-        return self.r_mean, self.s_mean
+    @staticmethod
+    def posterior(layers: Sequence[Any]) -> "GaussianPosterior":
+        return GaussianPosterior(layers)
 
     def kl(self) -> Tensor:
-        with full_precision(device_of(self)):
+        """Return KL(q || N(1, prior_std^2)), summed over the entries of r and s, mean over members."""
+        with full_precision(self.r_mean.device):
             total = torch.zeros((), device=self.r_mean.device)
             for mean, rho in ((self.r_mean, self.r_rho), (self.s_mean, self.s_rho)):
                 std = F.softplus(at_least_float32(rho)) / self.prior_std
@@ -228,24 +200,94 @@ class GaussianFactors(Factors):
             return total
 
 
+class GaussianPosterior(FactorPosterior):
+    """Independent Gaussians; layers of equal shape are sampled together."""
+
+    def __init__(self, layers: Sequence[GaussianFactors]) -> None:
+        self.layers = layers
+
+    def sample(self, samples: int = 1, noise_scale: Tensor | None = None) -> list[Pair]:
+        sampled: dict[int, Pair] = {}
+        for group in group_layers(self.layers, _gaussian_key):
+            same = [self.layers[i] for i in group]
+            with full_precision(same[0].r_mean.device):
+                r, s = (
+                    sample_gaussian(
+                        stack_tensors([getattr(layer, f"{side}_mean") for layer in same]),
+                        F.softplus(
+                            stack_tensors([getattr(layer, f"{side}_rho") for layer in same])
+                        ),
+                        samples,
+                        noise_scale,
+                    ).flatten(1, 2)
+                    for side in "rs"
+                )
+            sampled.update(zip(group, zip(r, s, strict=True), strict=True))
+        return [sampled[i] for i in range(len(self.layers))]
+
+    def mean(self) -> list[Pair]:
+        return [(layer.r_mean, layer.s_mean) for layer in self.layers]
+
+    def kl(self) -> Tensor:
+        """Return the KL divergence to the prior, summed over the layers."""
+        terms = [layer.kl() for layer in self.layers]
+        return torch.stack([term.to(terms[0].device) for term in terms]).sum()
+
+
+def _gaussian_key(layer: Any) -> object:
+    return layer.members, layer.inputs, layer.outputs, layer.r_mean.device, layer.r_mean.dtype
+
+
+def group_layers(layers: Sequence[Any], key: Callable[[Any], object]) -> list[list[int]]:
+    """Return the indices of layers with equal keys, groups in order of first appearance."""
+    groups: dict[object, list[int]] = {}
+    for i, layer in enumerate(layers):
+        groups.setdefault(key(layer), []).append(i)
+    return list(groups.values())
+
+
+def initial(members: int, width: int, std: float, init: Init) -> Tensor:
+    """Return factors before training: N(1, std^2), or random signs +-1 (for large data sets)."""
+    if init == "signs":
+        return torch.randint(0, 2, (members, width)).to(initial_dtype()) * 2 - 1
+    return 1 + std * torch.randn(members, width, dtype=initial_dtype())
+
+
+def initial_dtype() -> torch.dtype:
+    """Return torch's default, or float32 if that is half: half has no singular value decomposition."""
+    return torch.promote_types(torch.get_default_dtype(), torch.float32)
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context without autocast: factors are small and multiply everything."""
+    if device.type == "meta":  # it has no autocast
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
 def kl_to_standard_normal(mean: Tensor, log_variance: Tensor) -> Tensor:
-    r"""KL(N(mean, variance) || N(0, 1)) = (mean^2 + variance - 1 - log variance) / 2, by entry."""
+    r"""Return KL(N(mean, variance) || N(0, 1)) = (mean^2 + variance - 1 - log variance) / 2, by entry."""
     return 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance)
 
 
-def gaussian(mean: Tensor, std: Tensor, samples: int) -> Tensor:
-    """mean + std * noise: (L, J, d) to (L, samples, J, d), all noise in one draw."""
+def sample_gaussian(
+    mean: Tensor, std: Tensor, samples: int, noise_scale: Tensor | None = None
+) -> Tensor:
+    """Return mean + std * noise: (L, J, d) to (L, samples, J, d), all noise in one draw."""
     layers, members, width = mean.shape
+    if noise_scale is not None:
+        std = std * noise_scale.to(std)
     noise = torch.randn(layers, samples, members, width, device=mean.device, dtype=mean.dtype)
     return torch.addcmul(mean.unsqueeze(1), std.unsqueeze(1), noise)
 
 
 def repeat(factor: Tensor, samples: int) -> Tensor:
-    """(J, d) to (samples * J, d), sample-major."""
+    """Repeat (J, d) to (samples * J, d), sample-major."""
     return factor if samples == 1 else factor.repeat(samples, 1)
 
 
 def device_of(module: nn.Module) -> torch.device:
+    """Return the device of a module's first tensor."""
     for tensor in (*module.parameters(), *module.buffers()):
         return tensor.device
     return torch.device("cpu")

@@ -1,92 +1,59 @@
-r"""FastWeight: the one wrapper around an existing layer, y = s * W(r * x) + b, a member for each row.
+r"""RankOneLayer: the one wrapper around an existing layer; member j computes with W * (s_j r_j^T).
 
-Four ways to compute it, equal to rounding:
+One member alone is the reference: the layer's own operation with the member's weight. For several members,
+whose rows share the first dimension, there are three ways to compute y = s * W(r * x) + b, equal to
+rounding:
 
 - *scaled activations*: two elementwise products around one call of the layer on all rows;
-- *fast convolution*: the same, with a backward pass of its own (``lpbnn.kernels``): training on a GPU
-  without a compiler;
-- *member weights*: W_j = W * (s_j r_j^T), then the layer's own operation per member. It moves
-  J * |W| numbers instead of two activations, which on a CPU costs a convolution 6 % and not 37 %;
-- *all members at once*: these weights as one layer of J times the outputs, on a batch not yet spread.
+- *fast convolution*: the same with its own backward pass (``lpbnn.kernels``), for eager training on a GPU;
+- *member weights*: the reference for each member in turn. It moves J * |W| numbers instead of two
+  activations, which on a CPU costs a convolution 6 % and not 37 %.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._C._functorch import peek_interpreter_stack
 from torch.nn.utils import parametrize
 
-from lpbnn.convert.wrapper import Drawing
-from lpbnn.kernels.convolution import Geometry, geometry, member_convolution
-from lpbnn.members.rows import (
-    Tables,
-    plus,
-    refuse_table,
-    require_multiple,
-    require_rows,
-    spread,
-    times,
-)
-from lpbnn.rank_one.factors import Factors, draw_all
+from lpbnn.convert.checks import SUPPORTED, TRANSPOSED, widths
+from lpbnn.convert.wrapper import Wrapper
+from lpbnn.kernels.all_members import is_one_product, run_all_members
+from lpbnn.kernels.convolution import fast_geometry, member_convolution
+from lpbnn.kernels.rows import scale_rows, shift_rows
+from lpbnn.members.passes import MemberPass, PassSlot
+from lpbnn.members.rows import expand_batch
+from lpbnn.rank_one.factors import Factors, LayerFactors, SampledFactors, repeat
 
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-SUPPORTED: tuple[type[nn.Module], ...] = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
-_TRANSPOSED_OPERATION = {
+CONVOLVE = {nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d, nn.Conv3d: F.conv3d}
+CONVOLVE_TRANSPOSED = {
     nn.ConvTranspose1d: F.conv_transpose1d,
     nn.ConvTranspose2d: F.conv_transpose2d,
     nn.ConvTranspose3d: F.conv_transpose3d,
 }
 
 
-class Draw(NamedTuple):
-    """The factors of one layer for M members: r (M, m), s (M, p), bias (M, p) or None.
+class RankOneLayer(Wrapper):
+    """A layer with members: member j computes with W * (s_j r_j^T) and bias b_j.
 
-    In training r may be one draw for each row, (rows, m), rows member-major.
-    """
+    The wrapped layer keeps its weight; its bias moves here, once per member. In a pass of the model the
+    layer reads its factors from the slot; called without a model, it samples its own. Rows are member-major
+    (see ``lpbnn.members.rows``).
 
-    r: Tensor
-    s: Tensor
-    bias: Tensor | None
-
-    @property
-    def members(self) -> int:
-        return self.s.shape[0]
-
-    def take(self, members: slice) -> "Draw":
-        return Draw(
-            self.r[members], self.s[members], None if self.bias is None else self.bias[members]
-        )
-
-
-def widths(layer: nn.Module) -> tuple[int, int]:
-    """Inputs m and outputs p of a supported layer."""
-    if isinstance(layer, nn.Linear):
-        return layer.in_features, layer.out_features
-    if isinstance(layer, (*CONVOLUTIONS, *TRANSPOSED)):
-        return layer.in_channels, layer.out_channels
-    supported = ", ".join(kind.__name__ for kind in SUPPORTED)
-    raise TypeError(f"FastWeight cannot wrap {type(layer).__name__}; it wraps {supported}.")
-
-
-class FastWeight(Drawing[Draw]):
-    """A layer whose rows belong to members: member j computes with W * (s_j r_j^T) and bias b_j.
-
-    The wrapped layer keeps its weight; its bias moves here, once per member. Without a held draw a
-    call draws its own factors. Rows are member-major (see ``lpbnn.members``).
+    Args:
+        layer: a Linear or (transposed) convolution.
+        factors: the parameters of r and s.
+        path: the layer's path in the network.
 
     Example:
         >>> from lpbnn.rank_one.factors import PointFactors
-        >>> layer = FastWeight(nn.Linear(3, 2), PointFactors(members=4, inputs=3, outputs=2))
+        >>> layer = RankOneLayer(nn.Linear(3, 2), PointFactors(members=4, inputs=3, outputs=2))
         >>> tuple(layer(torch.randn(8, 3)).shape)  # two examples for each of the four members
         (8, 2)
     """
 
     member_bias: nn.Parameter | None
-    _tables: Tables | None = None  # the network's own tensors, in a pass that looks for them
 
     def __init__(self, layer: nn.Module, factors: Factors, path: str = "") -> None:
         if widths(layer) != (factors.inputs, factors.outputs):
@@ -102,36 +69,29 @@ class FastWeight(Drawing[Draw]):
             copies = bias.detach().repeat(factors.members, 1)
             self.member_bias = nn.Parameter(copies, requires_grad=bias.requires_grad)
             layer._parameters["bias"] = None
-        self._rows = 0  # its rows, 0 if nobody said
-        self._late = False  # whether examples may come that are not spread yet
+        # The model replaces both: its layers share one slot, and are numbered in it.
+        self.slot = PassSlot()
+        self.index = 0
+        self.expands_batch = False  # True if it may receive a batch that is not expanded yet
 
     @property
-    def known(self) -> bool:
-        """Whether the layer is torch's own, untouched: only then do we know its operation."""
-        layer = self.layer
+    def is_standard(self) -> bool:
+        """True if the layer is torch's own, so that ``_apply`` knows its operation."""
+        layer: Any = self.layer
         return (
             type(layer) in SUPPORTED
             and not parametrize.is_parametrized(layer)
             and not layer._forward_pre_hooks
+            and not (
+                isinstance(getattr(layer, "padding", 0), str) and layer.padding_mode != "zeros"
+            )
         )
 
     def extra_repr(self) -> str:
         return f"members={self.factors.members}"
 
-    def draw(self, samples: int = 1) -> Draw:
-        """Fresh factors for samples * J members."""
-        return self._with_bias(self.factors.draw(samples), samples)
-
-    def mean(self) -> Draw:
-        """The posterior mean of the factors, J members."""
-        return Draw(*self.factors.mean(), self.member_bias)
-
-    def _with_bias(self, factors: tuple[Tensor, Tensor], samples: int) -> Draw:
-        bias = self.member_bias
-        return Draw(*factors, bias if bias is None or samples == 1 else bias.repeat(samples, 1))
-
     def restore(self) -> nn.Module:
-        """The wrapped layer as it was: the shared weight, and the mean of the members' biases."""
+        """Return the wrapped layer: the shared weight, and the mean of the members' biases."""
         if self.member_bias is not None:
             first = self.member_bias[0]  # equal biases must come back to the last bit
             mean = first + (self.member_bias - first).mean(0)
@@ -139,121 +99,108 @@ class FastWeight(Drawing[Draw]):
         return super().restore()
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        draw = self._current()
-        members = draw.members
-        own_weights = draw.r.shape[0] == members  # else a row has its own: no weight is shared
-        if self._late and members > 1 and x.shape[0] * members == self._rows:
-            if own_weights and self._is_one_product and not args and not kwargs:
-                return self._by_all_members(x, draw)
-            x = spread(x, members)
-        self._check_rows(x, members)
-        if own_weights and (members == 1 or self._cheaper_by_weights(x, members)) and self.known:
-            return self._by_member_weights(x, draw, *args, **kwargs)
-        if not args and not kwargs and (how := self._fast_geometry(x)) is not None:
-            y = member_convolution(x, self.layer.weight, draw.r, draw.s, how)  # type: ignore[arg-type]
-            return y if draw.bias is None else plus(y, draw.bias)
-        return self._by_scaled_activations(x, draw, *args, **kwargs)
+        state: MemberPass | None = self.slot.get()
+        factors = sample_layers([self])[0] if state is None else state.sampled[self.index]
+        members = factors.members
+        if members == 1:
+            return self.run_member(x, factors, *args, **kwargs)
+        if self.expands_batch and state is not None and x.shape[0] * members == state.rows:
+            if self.is_standard and is_one_product(self.layer):
+                weights = member_weights(self.layer, factors)
+                return run_all_members(self.layer, x, weights, factors.bias)
+            x = expand_batch(x, members)
+        self._check_rows(x, members, state)
+        if not args and not kwargs and self.is_standard:
+            if self._prefers_member_weights(x, factors):
+                return self._run_members_in_turn(x, factors)
+            if (how := fast_geometry(self.layer, x)) is not None:
+                y = member_convolution(x, self.layer.weight, factors.r, factors.s, how)  # type: ignore[arg-type]
+                return y if factors.bias is None else shift_rows(y, factors.bias)
+        return self._scale_activations(x, factors, *args, **kwargs)
 
-    def _check_rows(self, x: Tensor, members: int) -> None:
-        name = self.path or "FastWeight"
-        require_multiple(x.shape[0], members, name)
-        if not torch.compiler.is_compiling():
-            require_rows(x.shape[0], self._rows, name)
-            if self._tables and members > 1:
-                refuse_table(x, self._tables, name)
+    def run_member(self, x: Tensor, factors: LayerFactors, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the output of one member for inputs of any shape: the reference."""
+        layer, bias = self.layer, factors.bias
+        if self.is_standard and not args and not kwargs:
+            weight = member_weights(layer, factors)[0]
+            return _apply(layer, x, weight, None if bias is None else bias[0])
+        # A layer of its own kind, or with arguments: as scaled activations, channels counted from the end.
+        channel = -1 if isinstance(layer, nn.Linear) else -1 - len(layer.kernel_size)  # type: ignore[arg-type]
+        shape = (-1, *(1,) * (-1 - channel))
+        y = layer(x * factors.r[0].to(x.dtype).view(shape), *args, **kwargs)
+        y = y * factors.s[0].to(y.dtype).view(shape)
+        return y if bias is None else y + bias[0].to(y.dtype).view(shape)
 
-    def _cheaper_by_weights(self, x: Tensor, members: int) -> bool:
+    def _check_rows(self, x: Tensor, members: int, state: MemberPass | None) -> None:
+        rows, name = x.shape[0], self.path or "RankOneLayer"
+        if rows % members:
+            raise ValueError(
+                f"{name!r} got {rows} rows for {members} members; rows are member-major and a multiple "
+                "of the members. Call the built model, or lpbnn.members.rows.expand_batch first."
+            )
+        if torch.compiler.is_compiling() or state is None:
+            return
+        if rows % state.rows:
+            raise ValueError(
+                f"{name!r} got an input with first dimension {rows}, in a pass of {state.rows} rows: "
+                "its rows are not those of the batch (time first, or no batch at all). Leave the layer "
+                f"out with exclude={name!r}, or put the batch first."
+            )
+
+    def _prefers_member_weights(self, x: Tensor, factors: LayerFactors) -> bool:
         # A compiler fuses the two products into the neighbouring kernels, and must not be made to
         # specialise on the batch. On a GPU J small convolutions leave it half empty.
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or factors.r.shape[0] != factors.members:
             return False
         if x.is_cuda and not isinstance(self.layer, nn.Linear):
             return False
         inputs, outputs = self.factors.inputs, self.factors.outputs
-        return members * self.layer.weight.numel() * inputs <= x.numel() * (inputs + outputs)  # type: ignore[operator,union-attr]
+        weights = factors.members * self.layer.weight.numel()  # type: ignore[union-attr,operator]
+        return weights * inputs <= x.numel() * (inputs + outputs)
 
-    def _fast_geometry(self, x: Tensor) -> Geometry | None:
-        """The convolution, where its own backward pass is wanted and it has one."""
-        # A compiler's sums over pixels were measured to be faster (docs/cost.md).
-        if torch.compiler.is_compiling() or not x.is_cuda:
-            return None
-        if not (self.training and torch.is_grad_enabled() and self.known):
-            return None
-        # torch.func's transformations need a backward pass that they can look into.
-        return None if peek_interpreter_stack() is not None else geometry(self.layer)
-
-    def _by_scaled_activations(self, x: Tensor, draw: Draw, *args: Any, **kwargs: Any) -> Tensor:
-        linear = isinstance(self.layer, nn.Linear)
-        y = self.layer(times(x, draw.r, linear), *args, **kwargs)
-        return times(y, draw.s, linear, draw.bias)
-
-    def _by_member_weights(self, x: Tensor, draw: Draw, *args: Any, **kwargs: Any) -> Tensor:
-        weights = member_weights(self.layer, draw)
+    def _run_members_in_turn(self, x: Tensor, factors: LayerFactors) -> Tensor:
+        weights, bias = member_weights(self.layer, factors), factors.bias
         members = len(weights)
         if isinstance(self.layer, nn.Linear):
-            if members == 1:
-                return F.linear(x, weights[0], None if draw.bias is None else draw.bias[0])
             rows = x.reshape(members, -1, x.shape[-1])
-            if draw.bias is None:
+            if bias is None:
                 y = torch.bmm(rows, weights.mT)
             else:
-                y = torch.baddbmm(draw.bias.unsqueeze(1), rows, weights.mT)
+                y = torch.baddbmm(bias.unsqueeze(1), rows, weights.mT)
             return y.reshape(*x.shape[:-1], -1)
-        biases = [None] * members if draw.bias is None else draw.bias.unbind()
-        outputs = [
-            self._operation(part, weight, bias, *args, **kwargs)
-            for part, weight, bias in zip(x.chunk(members), weights, biases, strict=True)
-        ]
-        return outputs[0] if members == 1 else torch.cat(outputs)
+        biases = [None] * members if bias is None else bias.unbind()
+        parts = zip(x.chunk(members), weights, biases, strict=True)
+        return torch.cat([_apply(self.layer, part, weight, own) for part, weight, own in parts])
 
-    @property
-    def _is_one_product(self) -> bool:
-        """Whether more outputs are nothing but more rows of the weight."""
-        ordinary = isinstance(self.layer, CONVOLUTIONS) and self.layer.groups == 1
-        return self.known and (ordinary or isinstance(self.layer, nn.Linear))
-
-    def _by_all_members(self, x: Tensor, draw: Draw) -> Tensor:
-        weight = member_weights(self.layer, draw).flatten(0, 1)
-        bias = None if draw.bias is None else draw.bias.flatten()
-        if isinstance(self.layer, nn.Linear):
-            y = F.linear(x, weight, bias).unflatten(-1, (draw.members, -1))
-            return y.movedim(-2, 0).flatten(0, 1)
-        y = self._operation(x, weight, bias).unflatten(1, (draw.members, -1))
-        rows = y.transpose(0, 1).flatten(0, 1)
-        last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
-        return rows.contiguous(memory_format=torch.channels_last) if last else rows.contiguous()
-
-    def _operation(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, output_size: Any = None
+    def _scale_activations(
+        self, x: Tensor, factors: LayerFactors, *args: Any, **kwargs: Any
     ) -> Tensor:
-        layer = self.layer
-        if isinstance(layer, CONVOLUTIONS):
-            return layer._conv_forward(x, weight, bias)
-        transposed: Any = layer
-        padding = transposed._output_padding(
-            x,
-            output_size,
-            transposed.stride,
-            transposed.padding,
-            transposed.kernel_size,
-            len(transposed.kernel_size),
-            transposed.dilation,
-        )
-        operation = _TRANSPOSED_OPERATION[type(transposed)]
-        geometry = (
-            transposed.stride,
-            transposed.padding,
-            padding,
-            transposed.groups,
-            transposed.dilation,
-        )
-        return operation(x, weight, bias, *geometry)
+        linear = isinstance(self.layer, nn.Linear)
+        y = self.layer(scale_rows(x, factors.r, linear), *args, **kwargs)
+        return scale_rows(y, factors.s, linear, factors.bias)
 
 
-def member_weights(layer: nn.Module, draw: Draw) -> Tensor:
-    r"""W_j = W * (s_j r_j^T) for every member: (M, \*weight.shape), grouped layers included."""
+def sample_layers(layers: list[RankOneLayer], samples: int = 1) -> SampledFactors:
+    """Sample the factors of layers that belong to no model's pass."""
+    posterior = type(layers[0].factors).posterior([layer.factors for layer in layers])
+    return with_biases(layers, posterior.sample(samples))
+
+
+def with_biases(layers: list[RankOneLayer], pairs: list[tuple[Tensor, Tensor]]) -> SampledFactors:
+    """Return sampled (r, s) of every layer, with the biases of its members beside them."""
+    factors = []
+    for layer, (r, s) in zip(layers, pairs, strict=True):
+        bias = layer.member_bias
+        if bias is not None and bias.shape[0] != s.shape[0]:
+            bias = repeat(bias, s.shape[0] // bias.shape[0])
+        factors.append(LayerFactors(r, s, bias))
+    return SampledFactors(factors)
+
+
+def member_weights(layer: nn.Module, factors: LayerFactors) -> Tensor:
+    r"""Return W_j = W * (s_j r_j^T) for every member: (M, \*weight.shape), grouped layers included."""
     weight: Tensor = layer.weight  # type: ignore[assignment]
-    r, s = draw.r.to(weight.dtype), draw.s.to(weight.dtype)
+    r, s = factors.r.to(weight.dtype), factors.s.to(weight.dtype)
     if isinstance(layer, nn.Linear):
         return weight * (s.unsqueeze(2) * r.unsqueeze(1))
     groups: int = layer.groups  # type: ignore[assignment]
@@ -266,20 +213,18 @@ def member_weights(layer: nn.Module, draw: Draw) -> Tensor:
     return weight * outer[(...,) + (None,) * (weight.dim() - 2)]
 
 
-def take(draws: Sequence[Draw], first: int, count: int) -> list[Draw]:
-    """``count`` members of every layer's draw, from ``first`` on."""
-    return [draw.take(slice(first, first + count)) for draw in draws]
-
-
-def draw_layers(layers: Sequence[FastWeight], samples: int = 1) -> list[Draw]:
-    """Fresh factors of every layer, drawn together."""
-    return with_biases(layers, draw_all([layer.factors for layer in layers], samples), samples)
-
-
-def with_biases(
-    layers: Sequence[FastWeight], drawn: Sequence[tuple[Tensor, Tensor]], samples: int = 1
-) -> list[Draw]:
-    """Drawn factors, with each layer's own biases beside them."""
-    return [
-        layer._with_bias(factors, samples) for layer, factors in zip(layers, drawn, strict=True)
-    ]
+def _apply(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Apply torch's own layer with another weight and bias."""
+    kind = type(layer)
+    if kind is nn.Linear:
+        return F.linear(x, weight, bias)
+    if kind in CONVOLVE_TRANSPOSED:
+        output_padding, dilation = layer.output_padding, layer.dilation
+        return CONVOLVE_TRANSPOSED[kind](
+            x, weight, bias, layer.stride, layer.padding, output_padding, layer.groups, dilation
+        )
+    padding = layer.padding
+    if layer.padding_mode != "zeros":
+        both_sides = [size for size in reversed(padding) for _ in range(2)]
+        x, padding = F.pad(x, both_sides, mode=layer.padding_mode), 0
+    return CONVOLVE[kind](x, weight, bias, layer.stride, padding, layer.dilation, layer.groups)

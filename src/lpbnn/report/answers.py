@@ -18,7 +18,7 @@ from lpbnn.data.files import header
 from lpbnn.data.images import read_images, read_scene, scaled
 from lpbnn.engine.build import DataInfo
 from lpbnn.engine.files import finite
-from lpbnn.model import Model
+from lpbnn.model import UncertainModel
 from lpbnn.predict import Prediction, predict
 from lpbnn.report import maps
 
@@ -34,7 +34,7 @@ Answer = dict[str, Any]
 class Question:
     """A trained model, and how it is to be asked."""
 
-    model: Model
+    model: UncertainModel
     data: DataInfo
     samples: int = 4
     seed: int = 0
@@ -85,8 +85,8 @@ def classified(ask: Question, images: Sequence[Path], out: Path | None = None) -
     """
     _require_writable(out, ask.data.task)
     p = ask(read_images(images, ask.data.shape))
-    score = ask.model.score(p)  # the method's own measure of strangeness
-    numbers = torch.stack([p.confidence, p.total, p.aleatoric, p.epistemic, score], 1).tolist()
+    parts = [p.confidence, p.total, p.aleatoric, p.epistemic, p.ood_score]
+    numbers = torch.stack(parts, 1).tolist()
     answers: list[Answer] = []
     for path, label, row, probs in zip(images, p.labels, numbers, p.probs.tolist(), strict=True):
         values = (str(path), ask.classes[int(label)], *row)
@@ -108,7 +108,7 @@ def estimated(ask: Question, images: Sequence[Path], out: Path | None = None) ->
     targets = range(p.mean.shape[1])
     names = [f"{name} {k + 1}" if len(targets) > 1 else name for k in targets for name in parts]
     columns = [part[:, k] for k in targets for part in parts.values()]
-    rows = torch.stack([*columns, ask.model.score(p)], 1).tolist()
+    rows = torch.stack([*columns, p.ood_score], 1).tolist()
     answers = [
         dict(zip(("file", *names, "score"), (str(path), *row), strict=True))
         for path, row in zip(images, rows, strict=True)
@@ -186,7 +186,7 @@ def segmented(
             "confidence": p.confidence[0],
             "aleatoric": p.aleatoric[0],
             "epistemic": p.epistemic[0],
-            "score": ask.model.score(p)[0],
+            "score": p.ood_score[0],
         }
         arrays = {key: value.cpu().numpy() for key, value in found.items()}
         sure = arrays["confidence"]

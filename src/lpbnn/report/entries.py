@@ -9,6 +9,7 @@ data           ``DataInfo``: which data, how many examples of each part
 conventions    what every number means, and the score by which strange inputs are detected
 results        ``results.json`` as the run left it: test, ood, corruption (each of the sets, means by
                severity, how many images), diversity, cost, train (seconds, images/s, memory)
+converted      only in records whose option names were changed since: by what and when
 =============  ==================================================================================
 
 Beside the file of a first seed (0) lies NAME.npz, what the figures of the report are drawn from.

@@ -20,6 +20,18 @@ from lpbnn.report.entries import Entry, content, is_entry
 
 BASELINE = "mcp"  # the plain network: what costs are relative to
 WEIGHTS = "backbone_options.pretrained"
+# Options of 0.1 that records hold and no method has any more, each with the value that says what is done now.
+REMOVED = {
+    "method_options.anneal": 0.0,
+    "method_options.by_width": False,
+    "method_options.free_bits": 0.0,
+    "method_options.noise": "pass",
+    "method_options.pace": 1.0,
+    "method_options.reconstruct": "mean",
+    "method_options.repeat_last": 0.0,
+    "method_options.train_decoder": False,
+    "method_options.train_r": False,
+}
 
 Settings = dict[str, Any]
 
@@ -50,7 +62,6 @@ class Run:
         """What an entry of the ledger says."""
         config = entry["config"]
         method = config["method"]
-        then = {"method_options": methods.as_then(method, config["method_options"])}
         try:
             data = from_data(DataInfo, entry["data"])
         except (ValueError, TypeError) as error:
@@ -59,7 +70,7 @@ class Run:
             path=path,
             method=method,
             seed=config["seed"],
-            settings={**_defaults(method), **flat({**config, **then})},
+            settings=_with_defaults(flat(config), method),
             results=entry["results"],
             data=data,
             sessions=entry["sessions"],
@@ -224,28 +235,35 @@ def flat(data: Mapping[str, Any], prefix: str = "") -> Settings:
 
 
 def _defaults(method: str) -> Settings:
-    """What a setting is where a run says nothing of it."""
+    """Return the default of every setting of a run of this method."""
     config = RunConfig(method)
     return flat((resolved(config) if method in methods.names() else config).to_data())
 
 
-def chosen(settings: Settings, method: str) -> list[str]:
-    """The names of the method's options that are not at their defaults of today.
+def _with_defaults(settings: Settings, method: str) -> Settings:
+    """Return the settings in their own order, followed by the defaults of those that are not given."""
+    return settings | {k: v for k, v in _defaults(method).items() if k not in settings}
 
-    >>> chosen({"method_options.members": 8, "method_options.spread": 0.5}, "batchensemble")
+
+def chosen(settings: Settings, method: str) -> list[str]:
+    """Return the names of the method's options that differ from today's defaults.
+
+    >>> chosen({"method_options.members": 8, "method_options.init_std": 0.5}, "batchensemble")
     ['method_options.members']
+    >>> chosen({"method_options.train_decoder": True, "method_options.by_width": False}, "lpbnn")
+    ['method_options.train_decoder']
     """
-    usual = _defaults(method)
+    usual = REMOVED | _defaults(method)
     options = [name for name in settings if name.startswith("method_options.")]
     return [name for name in options if settings[name] != usual.get(name)]
 
 
 def essential(settings: Settings) -> Settings:
-    """What makes a run what it is, without what may differ between seeds."""
+    """Return what makes a run what it is: no setting that may differ between seeds, no removed option unset."""
     kept: Settings = {
         key: float(value) if type(value) is int else value  # -2 and -2.0 are one setting
         for key, value in settings.items()
-        if key not in INCIDENTAL
+        if key not in INCIDENTAL and not (key in REMOVED and value == REMOVED[key])
     }
     if kept.get(WEIGHTS):  # where the file lies says nothing of what is in it
         kept[WEIGHTS] = PurePath(kept[WEIGHTS]).name
@@ -253,9 +271,14 @@ def essential(settings: Settings) -> Settings:
 
 
 def varying(settings: Sequence[Settings]) -> list[str]:
-    """The names whose values differ."""
-    names = dict.fromkeys(name for one in settings for name in essential(one))
-    return [n for n in names if any(one.get(n) != settings[0].get(n) for one in settings)]
+    """Return the names of the essential settings whose values differ."""
+    telling = {name for one in settings for name in essential(one)}
+    names = dict.fromkeys(name for one in settings for name in one if name in telling)
+
+    def value(one: Settings, name: str) -> Any:
+        return one.get(name, REMOVED.get(name))
+
+    return [n for n in names if any(value(one, n) != value(settings[0], n) for one in settings)]
 
 
 def described(settings: Settings, names: Iterable[str]) -> str:
@@ -266,7 +289,8 @@ def described(settings: Settings, names: Iterable[str]) -> str:
     ... )
     'lr=0.1, members=8'
     """
-    return ", ".join(f"{n.rpartition('.')[2]}={plain(settings.get(n, 'default'))}" for n in names)
+    values = {n: settings.get(n, REMOVED.get(n, "default")) for n in names}
+    return ", ".join(f"{n.rpartition('.')[2]}={plain(value)}" for n, value in values.items())
 
 
 def plain(value: Any) -> str:

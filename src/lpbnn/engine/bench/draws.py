@@ -19,7 +19,7 @@ from lpbnn.engine.config import RunConfig
 from lpbnn.engine.environment import environment
 from lpbnn.engine.launch import launch
 from lpbnn.engine.step import fast_convolutions
-from lpbnn.model import Model
+from lpbnn.model import UncertainModel
 from lpbnn.predict import predict
 
 
@@ -85,13 +85,13 @@ def measure_draws(settings: Draws) -> dict[str, Any]:
         torch.manual_seed(settings.seed)
         x = workload.examples(images, device)[0].contiguous(memory_format=layout)
 
-        def ready(method: str) -> Model:
+        def ready(method: str) -> UncertainModel:
             model = fabric.to_device(workload.model(method, settings.members))
             return model.to(memory_format=layout)  # type: ignore[call-overload]
 
         plain, ensemble = ready(REFERENCE), ready(settings.method)
 
-        def answers(model: Model, samples: int, chunk: int) -> Any:
+        def answers(model: UncertainModel, samples: int, chunk: int) -> Any:
             def work() -> None:
                 with fabric.autocast():
                     predict(model, x, samples=samples, chunk=chunk, keep_members=False)

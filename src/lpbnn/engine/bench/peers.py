@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from lpbnn.convert.convert import convert
-from lpbnn.likelihoods import Task
-from lpbnn.members.rows import gather, spread
-from lpbnn.model import Model, Terms, as_call, total
+from lpbnn.likelihoods import Task, as_likelihood
+from lpbnn.members.rows import expand_batch, gather
+from lpbnn.model import Terms, UncertainModel, as_call, total
 
 BATCHENSEMBLE, LPBNN = "torch-uncertainty-batchensemble", "torch-uncertainty-lpbnn"
 NAMES = (BATCHENSEMBLE, LPBNN)
@@ -29,16 +29,16 @@ def available() -> list[str]:
     return [name for name in NAMES if _classes(name) is not None]
 
 
-def build(name: str, net: nn.Module, members: int, task: Task, num_data: int) -> Model:
+def build(name: str, net: nn.Module, members: int, task: Task, num_data: int) -> UncertainModel:
     """``net`` with every layer replaced by the peer's."""
     classes = _classes(name)
     if classes is None:
         raise ValueError(f"{name} needs torch_uncertainty. Fix: pip install torch-uncertainty.")
     convert(net, _replacement(*classes, members))
-    return Peer(net, members, num_data, task=task)
+    return Peer(net, members, num_data, likelihood=as_likelihood(None, task))
 
 
-class Peer(Model):
+class Peer(UncertainModel):
     """A network of a peer's layers, whose rows are members as that library lays them out."""
 
     def __init__(self, net: nn.Module, members: int, num_data: int, **options: Any) -> None:
@@ -46,12 +46,13 @@ class Peer(Model):
         self.members, self.num_data = members, num_data
 
     def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
-        rows = self.net(spread(args[0], self.members), *args[1:], **kwargs)
+        rows = self.net(expand_batch(args[0], self.members), *args[1:], **kwargs)
         return gather(self.readout(rows), self.members)
 
-    def loss(self, x: Any, y: Tensor) -> Terms:
+    def loss(self, x: Any, y: Tensor, weight: Tensor | None = None) -> Terms:
         args, kwargs = as_call(x)
-        nll = self.nll(self.readout(self.net(*args, **kwargs)), y)
+        outputs = self.readout(self.net(*args, **kwargs))
+        nll = self.likelihood.mean_nll(outputs, y, weight)
         found = [self._take(layer) for layer in self.net.modules()]
         latent = [term for term in found if isinstance(term, Tensor)]
         if not latent:

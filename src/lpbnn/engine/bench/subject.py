@@ -12,7 +12,7 @@ from lpbnn.engine.bench.record import Case, Size
 from lpbnn.engine.bench.workload import Workload
 from lpbnn.engine.config import OptimConfig, Precision, RunConfig
 from lpbnn.engine.step import WARM_UP, Step
-from lpbnn.model import Model
+from lpbnn.model import UncertainModel
 from lpbnn.predict import predict
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Predictor:
 
     def __init__(self, subject: Subject) -> None:
         self.fabric, workload = subject.fabric, subject.workload
-        self.model: Model = copy.deepcopy(subject.model)
+        self.model: UncertainModel = copy.deepcopy(subject.model)
         self.model.eval()
         with self.fabric.autocast():
             self.model.after_fit([(subject.x, subject.y)])  # tradi draws its networks here

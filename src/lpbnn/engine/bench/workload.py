@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from lpbnn import backbones, methods
+from lpbnn.build import build
 from lpbnn.data import Task
 from lpbnn.engine.bench import peers
-from lpbnn.model import Model
+from lpbnn.model import UncertainModel
 
 NUM_DATA = 50_000  # N of the KL: a number like any other here
 REFERENCE = "mcp"  # the plain network
@@ -38,7 +39,9 @@ class Workload:
         shape = (count, *self.image) if self.task == "segmentation" else (count,)
         return x, torch.randint(0, self.classes, shape, device=device)
 
-    def model(self, method: str, members: int, options: Mapping[str, Any] | None = None) -> Model:
+    def model(
+        self, method: str, members: int, options: Mapping[str, Any] | None = None
+    ) -> UncertainModel:
         """The network by a method, with those of the ``options`` that it takes.
 
         >>> Workload("small-cnn", (8, 8)).model("lpbnn", 4, {"latent": 16, "std": 0.1}).members
@@ -51,7 +54,7 @@ class Workload:
         wanted = {"members": members, "num_data": NUM_DATA, "include": self.include}
         known = methods.load(method).Config.__dataclass_fields__
         taken = {k: v for k, v in {**wanted, **(options or {})}.items() if k in known}
-        return methods.build(net, method, task=self.task, **taken)
+        return build(net, method, task=self.task, **taken)
 
 
 def has_members(method: str) -> bool:

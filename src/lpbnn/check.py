@@ -1,0 +1,435 @@
+"""Compare the fast ways to run members with the reference, once per model.
+
+The reference runs the members one after another, each with its own weights, and is right for every network.
+Running them as rows of one batch is right if the network treats its rows independently: no concatenation
+along the batch, no messages between rows, no other dimension in the batch's place. ``check`` runs both on a
+few rows, with factors that differ strongly from member to member, and compares the output of every
+converted layer, so that it can name the first one that differs.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from lpbnn.members.rows import (
+    find_head_masks,
+    find_masks,
+    gather,
+    is_batched,
+    mask_arguments,
+    take_examples,
+)
+from lpbnn.model import UncertainModel, as_call, batch_size
+
+if TYPE_CHECKING:
+    from lpbnn.members.ensemble import MemberEnsemble
+
+FEW = 3  # rows that are compared
+MEMBERS = 2  # members that are compared
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}  # of the largest number; half: 0.05
+# Modules that are compared in evaluation mode: dropout is random, and norms of members share statistics.
+RANDOM = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+)
+
+DEPENDENT = (
+    "The output of an example depends on the other examples of its batch: every member trains on whole "
+    "batches (batch_mode='repeat'), and predict(chunk=...) is refused."
+)
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """The result of ``lpbnn.check``; ``print`` it.
+
+    Args:
+        execution: "batched" if members may run as rows of one batch, "loop" if they must run one after
+            another, "single" if the method runs whole networks anyway.
+        expand_at: modules in front of which the batch is expanded; [""] is the whole network.
+        independent_rows: False if the output of an example depends on the other examples.
+        lines: what was compared, and what was found.
+        warning: empty if nothing is slower than it could be.
+    """
+
+    execution: str
+    expand_at: list[str]
+    independent_rows: bool
+    lines: tuple[str, ...] = ()
+    warning: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """True if the fast path agrees with the reference."""
+        return self.execution != "loop"
+
+    def __str__(self) -> str:
+        return "\n".join([*self.lines, *([self.warning] if self.warning else [])])
+
+
+def check(model: nn.Module, x: Any) -> CheckReport:
+    """Compare the fast path of a model with the reference on a batch, and use what is right from now on.
+
+    A built model does this by itself at its first batch, unless ``build(..., check=False)``. The network
+    runs a few more times, on at most three examples, in evaluation and in training mode; dropout is off,
+    norms use their running statistics, buffers and random generators are left as they were.
+
+    Args:
+        model: what ``lpbnn.build`` returned; also inside ``torch.compile``, whose outputs are compared too.
+        x: a batch of inputs, as ``predict`` takes it.
+
+    Returns:
+        A report that says in words what was compared, where the first difference was, and which execution
+        the model uses.
+
+    Example:
+        >>> import lpbnn
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> model = lpbnn.build(net, "lpbnn", num_data=100)
+        >>> print(lpbnn.check(model, torch.randn(5, 4)))
+        2 members of 3 examples: rows of one batch equal members that run one by one, ...
+    """
+    from lpbnn.members.ensemble import MemberEnsemble
+    from lpbnn.predict import unwrap
+
+    inner = unwrap(model)
+    if not isinstance(inner, UncertainModel):
+        raise TypeError(
+            f"check takes a model that lpbnn.build returned; got {type(model).__name__}."
+        )
+    args, kwargs = as_call(x)
+    batch_size(args, kwargs)
+    if not isinstance(inner, MemberEnsemble):
+        line = f"{type(inner).__name__} runs whole networks: there is no other path to compare."
+        return CheckReport("single", [""], True, (line,))
+    report = verify(inner, args, kwargs)
+    inner.apply_report(report)
+    if model is not inner and hasattr(model, "_orig_mod"):
+        line = _compare_compiled(model, inner, args, kwargs)
+        report = CheckReport(
+            report.execution,
+            report.expand_at,
+            report.independent_rows,
+            (*report.lines, line),
+            report.warning,
+        )
+    return report
+
+
+def verify(model: "MemberEnsemble", args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckReport:
+    """Compare every choice of expansion points with the reference, until one agrees.
+
+    Raises:
+        ValueError: a recurrent layer or an attention takes the time axis first, and got the batch there.
+    """
+    with _unchanged(model), torch.no_grad():
+        few_args, few_kwargs, rows = _few_rows(model, args, kwargs)
+        _refuse_time_first(model, few_args, few_kwargs, rows)
+        reference = {
+            training: _Reference(model, few_args, few_kwargs, training)
+            for training in (False, True)
+        }
+        independent = all(run.rows_are_independent(rows) for run in reference.values())
+        difference = ""
+        for paths in model.expansion_choices:
+            difference = _first_difference(model, paths, reference)
+            if not difference:
+                return _agreement(model, paths, rows, independent, reference[True].random)
+    return _disagreement(difference, rows, independent)
+
+
+def rows_are_independent(
+    model: UncertainModel, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> bool:
+    """Return True if a model's output for an example does not depend on the other examples."""
+    batch, masks = batch_size(args, kwargs), find_masks(mask_arguments(model.net), args, kwargs)
+    with _unchanged(model), _quiet(model, False), torch.no_grad():
+        torch.manual_seed(0)
+        one = tree_leaves(model.outputs(*args, **kwargs))
+        changed_args, changed_kwargs = _change_last((args, kwargs), batch, masks)
+        torch.manual_seed(0)
+        other = tree_leaves(model.outputs(*changed_args, **changed_kwargs))
+    pairs = zip(one, other, strict=True)
+    return all(_first_rows_agree(a.movedim(1, 0), b.movedim(1, 0), batch) for a, b in pairs)
+
+
+class _Reference:
+    """Two members, run one after another, in evaluation or training mode."""
+
+    def __init__(self, model: Any, args: Any, kwargs: Any, training: bool) -> None:
+        self.model, self.args, self.kwargs, self.training = model, args, kwargs, training
+        self.probe = model.probe(MEMBERS)
+        self.members = [self.run(j, args, kwargs) for j in range(MEMBERS)]
+        again = self.run(0, args, kwargs)
+        # Random in itself (functional dropout, stochastic depth): nothing to compare in this mode.
+        self.random = any(
+            not _close(one.value, other.value)
+            for one, other in zip(self.members[0], again, strict=True)
+        )
+
+    def run(self, member: int, args: Any, kwargs: Any) -> list["_Output"]:
+        """Return the outputs of the converted layers and of the network, for one member."""
+        with _quiet(self.model.net, self.training), _recorded(self.model) as outputs:
+            result = self.model.loop_members(self.probe.take(member, 1), args, kwargs)
+        return [*outputs, *(_Output("the output", leaf) for leaf in tree_leaves(result))]
+
+    def rows_are_independent(self, rows: int) -> bool:
+        """Return True if a change of the last example changes no other example's output."""
+        if self.random:
+            return True
+        masks = find_masks(self.model.mask_arguments, self.args, self.kwargs)
+        changed = self.run(0, *_change_last((self.args, self.kwargs), rows, masks))
+        pairs = zip(self.members[0], changed, strict=True)
+        return all(
+            _first_rows_agree(one.value, other.value, rows)
+            for one, other in pairs
+            if one.name == "the output"
+        )
+
+
+class _Output:
+    """The output of a layer, or of the network, in one call."""
+
+    def __init__(self, name: str, value: Tensor) -> None:
+        self.name, self.value = name, value.detach().clone()
+
+
+def _change_last(call: Any, batch: int, masks: Any) -> Any:
+    """Return the call with the first example's inputs in the place of the last one's."""
+    return take_examples(call, batch, [*range(batch - 1), 0], masks)
+
+
+def _first_rows_agree(one: Tensor, other: Tensor, rows: int) -> bool:
+    """Return True if both have a row per example, and all rows but the last are equal."""
+    if one.shape != other.shape or one.shape[:1] != (rows,):
+        return False
+    return rows == 1 or _close(one[:-1], other[:-1])
+
+
+def _first_difference(model: Any, paths: list[str], reference: dict[bool, _Reference]) -> str:
+    """Return where running members as rows first differs from the reference; empty if nowhere."""
+    before = model.expand_at
+    model.use_expansion_points(paths)
+    try:
+        for training, expected in reference.items():
+            if expected.random:
+                continue
+            with _quiet(model.net, training), _recorded(model) as outputs:
+                try:
+                    result = model.run_rows(expected.probe, expected.args, expected.kwargs)
+                except Exception as error:
+                    return f"it raises {type(error).__name__}: {str(error).splitlines()[0]}"
+            found = [*outputs, *(_Output("the output", leaf) for leaf in tree_leaves(result))]
+            if difference := _compare(found, expected.members):
+                return difference + (" in training mode" if training else "")
+        return ""
+    finally:
+        model.use_expansion_points(before)
+
+
+def _compare(found: list[_Output], expected: list[list[_Output]]) -> str:
+    if any(len(found) != len(one) for one in expected):
+        return "the network calls other layers for more rows"
+    for i, rows in enumerate(found):
+        for j, member in enumerate(expected):
+            one = member[i]
+            if rows.value.shape[:1] != (one.value.shape[0] * MEMBERS,):
+                return (
+                    f"{rows.name} has shape {tuple(rows.value.shape)} for {MEMBERS} members, and "
+                    f"{tuple(one.value.shape)} for one"
+                )
+            if not _close(gather(rows.value.contiguous(), MEMBERS)[j], one.value):
+                return f"{rows.name} differs for member {j}"
+    return ""
+
+
+def _agreement(
+    model: Any, paths: list[str], rows: int, independent: bool, random: bool
+) -> CheckReport:
+    where = "the whole network" if paths == [""] else ", ".join(paths)
+    lines = [
+        f"{MEMBERS} members of {rows} examples: rows of one batch equal members that run one by one, "
+        f"in evaluation{'' if random else ' and training'} mode. The batch is expanded at {where}."
+    ]
+    if random:
+        lines.append("The network is random in training mode, so that mode was not compared.")
+    if not independent:
+        lines.append(DEPENDENT)
+    splits = getattr(model, "batch_mode", "repeat") == "split"
+    return CheckReport(
+        "batched", paths, independent, tuple(lines), DEPENDENT if splits and not independent else ""
+    )
+
+
+def _disagreement(difference: str, rows: int, independent: bool) -> CheckReport:
+    line = f"{MEMBERS} members of {rows} examples as rows of one batch: {difference}."
+    warning = (
+        f"members cannot run as rows of one batch in this network: {difference}. A likely cause is an "
+        "operation over the batch axis (a concatenation of two views, messages between nodes, a batch "
+        "that is not the first dimension, an initial state). lpbnn runs the members one after another "
+        "from now on, which is right and slower. Fix, if speed matters: treat rows independently, or "
+        "leave layers out with exclude=..."
+    )
+    if not independent:
+        warning += f" {DEPENDENT}"
+    return CheckReport("loop", [""], independent, (line,), warning)
+
+
+def _few_rows(model: Any, args: Any, kwargs: Any) -> tuple[Any, Any, int]:
+    """Return a few examples of a call, and how many; all of them, if the call cannot be cut.
+
+    One example is taken twice: an expansion can look right for a single row because it broadcasts.
+    """
+    args, kwargs = tree_map_only(Tensor, torch.Tensor.detach, (args, kwargs))
+    batch = batch_size(args, kwargs)
+    if not _can_be_cut(model.mask_arguments, args, kwargs):
+        return args, kwargs, batch
+    masks = find_masks(model.mask_arguments, args, kwargs)
+    examples = [0, 0] if batch == 1 else list(range(min(batch, FEW)))
+    few_args, few_kwargs = take_examples((args, kwargs), batch, examples, masks)
+    try:
+        with _quiet(model.net, False):
+            model.loop_members(model.probe(1), few_args, few_kwargs)
+    except Exception:
+        return args, kwargs, batch
+    return few_args, few_kwargs, len(examples)
+
+
+def _refuse_time_first(model: Any, args: Any, kwargs: Any, rows: int) -> None:
+    """Refuse a module with the time axis first whose input has the examples there."""
+    time_first = [
+        (path, module)
+        for path, module in model.net.named_modules()
+        if getattr(module, "batch_first", True) is False
+    ]
+    if not time_first:
+        return
+    shapes: list[tuple[str, nn.Module, tuple[int, ...]]] = []
+    with ExitStack() as stack:
+        for path, module in time_first:
+
+            def record(layer: nn.Module, inputs: Any, path: str = path) -> None:
+                if inputs and isinstance(inputs[0], Tensor) and inputs[0].dim() == 3:
+                    shapes.append((path, layer, tuple(inputs[0].shape)))
+
+            stack.callback(module.register_forward_pre_hook(record).remove)
+        with _quiet(model.net, False):
+            model.loop_members(model.probe(1), args, kwargs)
+    for path, module, shape in shapes:
+        if shape[0] == rows != shape[1]:
+            raise ValueError(
+                f"{path!r} is a {type(module).__name__} with batch_first=False, and its input of shape "
+                f"{shape} has the {rows} examples first: it takes them for time steps. Fix: build it with "
+                "batch_first=True, and give the network inputs (batch, time, features)."
+            )
+
+
+def _can_be_cut(arguments: Any, args: Any, kwargs: Any) -> bool:
+    """Return False for a call with integers beside the batch, or masks per example and head.
+
+    Integers may be indices of examples, for example the edges of a graph; an index out of range breaks a
+    GPU for the rest of the process.
+    """
+    batch, masks = batch_size(args, kwargs), find_masks(arguments, args, kwargs)
+    for leaf in tree_leaves((args, kwargs)):
+        if not isinstance(leaf, Tensor) or leaf.dim() == 0 or is_batched(leaf, batch, masks):
+            continue
+        if not leaf.is_floating_point() and leaf.dtype != torch.bool:
+            return False
+    return not find_head_masks(arguments, args, kwargs, batch)
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    scale = float(torch.nan_to_num(b.abs()).max()) if b.numel() else 0.0
+    tolerance = scale * TOLERANCE.get(a.dtype, 0.05) + 1e-12
+    return torch.allclose(a, b, rtol=0.0, atol=tolerance, equal_nan=True)
+
+
+@contextmanager
+def _recorded(model: Any) -> Iterator[list[_Output]]:
+    """Record the outputs of the converted layers, in the order of their calls."""
+    outputs: list[_Output] = []
+    with ExitStack() as stack:
+        for path, module in model.net.named_modules():
+            if model.is_converted(module):
+
+                def record(layer: Any, args: Any, output: Any, path: str = path) -> None:
+                    if isinstance(output, Tensor):
+                        outputs.append(_Output(repr(path), output))
+
+                handle = module.register_forward_hook(record)
+                stack.callback(handle.remove)
+        yield outputs
+
+
+@contextmanager
+def _quiet(net: nn.Module, training: bool) -> Iterator[None]:
+    """Set the training flag everywhere but in dropout and norms, which are in evaluation mode."""
+    before = [(module, module.training) for module in net.modules()]
+    try:
+        for module, _ in before:
+            module.training = training and not isinstance(module, RANDOM)
+        yield
+    finally:
+        for module, flag in before:
+            module.training = flag
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Leave buffers and random generators as they were."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, value in buffers:
+                    if not torch.equal(buffer, value):
+                        buffer.copy_(value)
+
+
+def _compare_compiled(model: Any, inner: Any, args: Any, kwargs: Any) -> str:
+    """Compare a compiled model with the reference; the posterior's noise is switched off for it."""
+    scale = getattr(inner, "noise_scale", None)
+    if inner.stochastic and scale is None:
+        return f"{type(inner).__name__} draws masks in every pass: the compiled model was not compared."
+    with _unchanged(inner), _quiet(inner.net, False), torch.no_grad():
+        was_training = inner.training
+        inner.training = False
+        try:
+            if scale is not None:
+                scale.zero_()
+            compiled = model(*args, **kwargs)
+            sampled = inner.sample()
+            expected = inner.loop_members(sampled, args, kwargs)
+        finally:
+            inner.training = was_training
+    pairs = zip(tree_leaves(compiled), tree_leaves(expected), strict=True)
+    if all(_close(a.flatten(0, 1), b) for a, b in pairs):
+        return "The compiled model equals the reference."
+    raise RuntimeError(
+        "the compiled model does not equal members that run one by one. Fix: use the model without "
+        "torch.compile, or another backend, and report the network."
+    )

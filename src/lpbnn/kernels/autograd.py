@@ -1,0 +1,14 @@
+"""The one question that torch's public API does not answer: is a backward pass under way?"""
+
+import torch
+
+_current_graph_task = getattr(torch._C, "_current_graph_task_id", None)
+
+
+def backward_is_running() -> bool:
+    """Return True while gradients are being computed in this thread.
+
+    Without the private function that knows, the answer is always True. Then a layer that is called without
+    its model, while the graph of the model's last pass is still alive, uses the factors of that pass.
+    """
+    return _current_graph_task is None or _current_graph_task() != -1

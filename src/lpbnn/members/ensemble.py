@@ -1,0 +1,261 @@
+"""MemberEnsemble: members as rows of one expanded batch, checked against running them one by one."""
+
+import json
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from lpbnn.members.partial import (
+    FULL,
+    ExpansionPoints,
+    check_expand_at,
+    fills_device,
+    find_expansion_points,
+    raise_with_advice,
+    safe_expansion_points,
+)
+from lpbnn.members.passes import MemberPass, PassSlot, Sampled, replay_in_backward
+from lpbnn.members.rows import (
+    BatchMode,
+    batched,
+    expand_tree,
+    find_masks,
+    gather,
+    mask_arguments,
+    member_examples,
+    take_examples,
+)
+from lpbnn.model import Outputs, Pass, UncertainModel, batch_size
+
+Execution = Literal["unchecked", "batched", "loop"]
+# Members behind a shared part that one pass of it serves: their outputs are all there at its end.
+TOGETHER = 16
+
+
+class MemberEnsemble(UncertainModel):
+    """A network whose members share one expanded batch.
+
+    Running the members one after another is the reference, and right for every network. Running them
+    together as rows is faster, and right if the network treats the rows of its batch independently.
+    ``lpbnn.check`` compares the two on a few rows of the first batch; if they differ, the model warns and
+    uses the reference from then on.
+
+    A method defines ``sample`` and ``probe``; its layers read ``slot``.
+
+    Args:
+        net: the converted network.
+        expand_at: path of the module in front of which the batch is expanded, or several; "" is the
+            whole network; None finds it (``lpbnn.members.partial``).
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        expand_at: str | Sequence[str] | None = None,
+        **model_options: Any,
+    ) -> None:
+        super().__init__(net, **model_options)
+        check_expand_at(net, expand_at)
+        self.slot = PassSlot()
+        self.execution: Execution = "unchecked"
+        self.mask_arguments = mask_arguments(net)
+        if expand_at is None:
+            self.expansion_choices = self.find_expansion_points()
+            expand_at = self.safe_expansion_points()
+        else:
+            expand_at = [expand_at] if isinstance(expand_at, str) else list(expand_at)
+            self.expansion_choices = [expand_at]
+        self.points = ExpansionPoints(net, expand_at, self.slot)
+
+    @property
+    def expand_at(self) -> list[str]:
+        """The paths of the modules in front of which the batch is expanded."""
+        return self.points.paths
+
+    def use_expansion_points(self, paths: Sequence[str]) -> None:
+        """Expand the batch at other modules from now on."""
+        if list(paths) != self.expand_at:
+            self.points.remove()
+            self.points = ExpansionPoints(self.net, paths, self.slot)
+
+    def is_converted(self, module: nn.Module) -> bool:
+        """Return True if members differ in this module."""
+        raise NotImplementedError
+
+    def find_expansion_points(self) -> list[list[str]]:
+        """Return choices of expansion points, those that share most of the network first."""
+        return find_expansion_points(self.net, self.is_converted)
+
+    def safe_expansion_points(self) -> list[str]:
+        """Return the expansion points to use without a check."""
+        return safe_expansion_points(self.net, self.is_converted)
+
+    def sample(self, samples: int = 1) -> Sampled:
+        """Sample ``samples`` draws of every member."""
+        raise NotImplementedError
+
+    def probe(self, count: int) -> Sampled:
+        """Return members that differ visibly, for a comparison of two ways to compute them."""
+        raise NotImplementedError
+
+    def outputs(self, *args: Any, **kwargs: Any) -> Outputs:
+        sampled = self.sample()
+        rows = self.run(sampled, args, kwargs)
+        return tree_map(lambda rows: gather(rows, sampled.count), rows)
+
+    def passes(self, samples: int, width: int) -> Iterator[Pass]:
+        sampled = self.sample(samples if self.stochastic else 1)
+        for start in range(0, sampled.count, width):
+            yield partial(self._predict, sampled.take(start, width), start)
+
+    def _predict(self, sampled: Sampled, first: int, /, *args: Any, **kwargs: Any) -> Outputs:
+        """Run members of a prediction: one by one, if a batch fills the device by itself."""
+        batch = batch_size(args, kwargs)
+        self.ensure_checked(sampled.count, args, kwargs)
+        whole = self.expand_at == [""]
+        alone = sampled.count == 1 or fills_device(batched((args, kwargs), batch), FULL)
+        if self.execution == "loop" or (whole and alone):
+            rows = self.loop_members(sampled, args, kwargs, first=first)
+        else:
+            rows = self.run_rows(sampled, args, kwargs, first=first, loops=True)
+        return tree_map(lambda rows: gather(rows, sampled.count), rows)
+
+    def portion(self, batch: int, samples: int, chunk: int | None) -> tuple[int, int]:
+        members = self.members
+        if chunk is None:
+            draws = min(samples, max(1, TOGETHER // members)) if self.points.can_loop else 1
+            return members * draws, batch
+        if batch * members <= chunk:  # room for several draws at once
+            return min(members * samples, chunk // (batch * members) * members), batch
+        if self.expand_at == [
+            ""
+        ]:  # few members with all examples: each is nearer to a plain network
+            return max(1, chunk // batch), min(batch, chunk)
+        width = min(members, chunk)
+        return width, max(1, chunk // width)
+
+    def run(
+        self,
+        sampled: Sampled,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        mode: BatchMode = "repeat",
+    ) -> Outputs:
+        """Return the outputs of all rows, member-major, by the execution that was found to be right."""
+        self.ensure_checked(sampled.count, args, kwargs)
+        if self.execution == "loop" or sampled.count == 1:
+            return self.loop_members(sampled, args, kwargs, mode)
+        return self.run_rows(sampled, args, kwargs, mode)
+
+    def run_rows(
+        self,
+        sampled: Sampled,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        mode: BatchMode = "repeat",
+        first: int = 0,
+        loops: bool = False,
+    ) -> Outputs:
+        """Run all members in one pass; return the outputs of all rows, member-major.
+
+        Args:
+            sampled: the members; ``first`` is the number of the first of them.
+            mode: how the batch is expanded to them.
+            loops: let modules with ``loop_members`` run a few members at a time.
+        """
+        batch, count = batch_size(args, kwargs), sampled.count
+        members = [(first + i) % self.members for i in range(count)]
+        # An input that has as many rows as the members by chance could be taken for their work.
+        loops = loops and not batched((args, kwargs), batch * count)
+        state = MemberPass(sampled.take(0, count), members, batch, mode, loops)
+        if self.expand_at == [""]:
+            masks = find_masks(self.mask_arguments, args, kwargs)
+            args, kwargs = expand_tree((args, kwargs), batch, count, mode, masks)
+        try:
+            with self.slot.use(state):
+                outputs = self.readout(self.net(*args, **kwargs))
+        except (RuntimeError, ValueError) as error:
+            raise_with_advice(self._advice(error, batch), error)
+        replay_in_backward(self.slot, state, outputs)
+        for output in tree_leaves(outputs):
+            if output.shape[0] != state.rows:
+                raise RuntimeError(
+                    f"{batch} examples and {count} members make {state.rows} rows, but the network "
+                    f"returned {output.shape[0]}. {self.points.advice()}"
+                )
+        return outputs
+
+    def loop_members(
+        self,
+        sampled: Sampled,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        mode: BatchMode = "repeat",
+        first: int = 0,
+    ) -> Outputs:
+        """Run the members one after another, the reference; return the same rows as ``run_rows``."""
+        batch, count = batch_size(args, kwargs), sampled.count
+        masks = find_masks(self.mask_arguments, args, kwargs)
+        outputs = []
+        for j in range(count):
+            examples = member_examples(j, batch, count, mode)
+            if examples is None:  # in memory of its own: the network may change its input in place
+                own = expand_tree((args, kwargs), batch, 1, masks=masks, copy=count > 1)
+            else:
+                own = take_examples((args, kwargs), batch, examples, masks)
+            state = MemberPass(sampled.take(j, 1), [(first + j) % self.members], batch)
+            with self.slot.use(state):
+                output = self.readout(self.net(*own[0], **own[1]))
+            replay_in_backward(self.slot, state, output)
+            outputs.append(output)
+        return outputs[0] if count == 1 else tree_map(lambda *own: torch.cat(own), *outputs)
+
+    def _advice(self, error: Exception, batch: int) -> str:
+        """Return what helps against an error of the network, or an empty string."""
+        return "" if self.expand_at == [""] else self.points.advice()
+
+    # The check at the first batch.
+
+    def ensure_checked(self, count: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Compare with the reference, once, before several members run together."""
+        if self.execution != "unchecked" or not self.check or count == 1:
+            return
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return  # a comparison cannot be part of a graph
+        from lpbnn.check import verify  # imports point the other way
+
+        report = verify(self, args, kwargs)
+        self.apply_report(report)
+        if report.warning:
+            warnings.warn(report.warning, UserWarning, stacklevel=2)
+
+    def apply_report(self, report: Any) -> None:
+        """Use what a check found."""
+        self.execution = report.execution
+        self.independent_rows = report.independent_rows
+        self.use_expansion_points(report.expand_at)
+
+    def require_independent_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.ensure_checked(2, args, kwargs)
+        super().require_independent_rows(args, kwargs)
+
+    def get_extra_state(self) -> Tensor:
+        found = {
+            "execution": self.execution,
+            "independent_rows": self.independent_rows,
+            "expand_at": self.expand_at,
+        }
+        return torch.tensor(list(json.dumps(found).encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        found = json.loads(bytes(state.tolist()))
+        check_expand_at(self.net, found["expand_at"])
+        self.execution = found["execution"]
+        self.independent_rows = found["independent_rows"]
+        self.use_expansion_points(found["expand_at"])

@@ -1,0 +1,345 @@
+"""Partial conversion: where the batch is expanded to members, so that what comes before runs once.
+
+A network may have an unconverted part, for example a pretrained encoder. The batch is expanded at one or
+several *expansion points*, modules in front of whose forward a hook expands the inputs that hold the
+examples. Tensors that are expanded already pass through.
+
+A module may make three promises as attributes:
+
+- ``expand_at = ("first", "second")``: its own parts to use as expansion points, in the order of their
+  calls. Every tensor of the batch that meets a member's work meets it inside one of them.
+- ``loop_members = True``: in prediction, it may be called for a few members at a time. It returns a row for
+  each row that it is given, in every tensor, and leaves nothing behind that other code reads. Members run
+  one by one if the batch fills the device by itself: each is then a plain network with its own weights, and
+  memory is that of one.
+- ``expand_late = True``: its inputs go only into converted layers, or through operations without weights
+  into them. In a compiled prediction these layers expand the batch themselves, so that a compiler does not
+  hold one copy r * x per layer.
+"""
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+
+from lpbnn.members.passes import Loop, MemberPass, PassSlot
+from lpbnn.members.rows import batched, expand_tree, find_masks, is_batched, mask_arguments
+
+# Numbers in a batch that keep a device busy without a second member beside them.
+FULL = {"cpu": 2**16, "cuda": 2**19}
+# The same behind a shared part, without a compiler: a part is many small calls for each member, and the
+# host must start them faster than the GPU finishes them (docs/cost.md). DeepLab's fine map of one frame
+# of 1280x720 has 15 M numbers: its members run together, and one by one from two frames on.
+FULL_PART = {"cpu": 2**16, "cuda": 2**24}
+UNROLLED = 8  # a compiler writes out every member of a loop: no more of them than this
+
+IsConverted = Callable[[nn.Module], bool]
+
+
+class ExpansionPoints:
+    """Hooks on the expansion points of a network; they act in a pass of several members.
+
+    Args:
+        net: the network.
+        paths: the expansion points; "" alone is the whole network, which needs no hook.
+        slot: where the pass under way is found.
+    """
+
+    def __init__(self, net: nn.Module, paths: Sequence[str], slot: PassSlot) -> None:
+        self.paths = list(paths)
+        self.slot = slot
+        self.modules = [net.get_submodule(path) for path in self.paths if path]
+        self.masks = [(module, mask_arguments(module)) for module in self.modules]
+        self.handles = [
+            handle
+            for module in self.modules
+            for handle in (
+                module.register_forward_pre_hook(self.expand, with_kwargs=True),
+                module.register_forward_hook(self.join),
+            )
+        ]
+
+    def remove(self) -> None:
+        """Take the hooks off the network."""
+        for handle in self.handles:
+            handle.remove()
+
+    @property
+    def can_loop(self) -> bool:
+        """True if a part behind the shared one may run a few members at a time."""
+        return any(getattr(module, "loop_members", False) for module in self.modules)
+
+    def expand(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """Expand the batch; or run all members but the last few, and return what these are called with."""
+        state: MemberPass | None = self.slot.get()
+        if state is not None and state.loop is not None:
+            state.loop.depth += module is state.loop.module  # a module that calls itself
+            return None
+        if state is None or state.count == 1:
+            return None
+        masks = self._find_masks(module, args, kwargs)
+        examples = batched((args, kwargs), state.batch, masks)
+        if len(examples) > 0 and state.loops and _may_loop(module):
+            few = _members_at_a_time(examples, state)
+            if few < state.count:
+                return self._run_earlier(module, args, kwargs, state, few, masks)
+        state.expanded = (
+            state.expanded or len(examples) > 0
+        )  # torch 2.11 does not compile bool(list)
+        late = state.mode == "repeat" and getattr(module, "expand_late", False)
+        if late and torch.compiler.is_compiling() and _expands_in_layers(module):
+            return None
+        return expand_tree((args, kwargs), state.batch, state.count, state.mode, masks)
+
+    def _run_earlier(
+        self, module: nn.Module, args: Any, kwargs: Any, state: MemberPass, few: int, masks: Any
+    ) -> tuple[Any, Any]:
+        """Run all members but the last ``few``; ``join`` adds the outputs of these."""
+        *earlier, last = range(0, state.count, few)
+        loop = Loop(module, state)
+        for start in earlier:
+            part = state.take(start, few)
+            part.loop = loop
+            own_args, own_kwargs = _own_arguments((args, kwargs), state, start, part.count, masks)
+            with self.slot.use(part):
+                output = module.forward(*own_args, **own_kwargs)
+            _require_rows(module, output, part.rows)
+            loop.outputs.append(output)
+        part = state.take(last, few)
+        part.loop = loop
+        own = _own_arguments((args, kwargs), state, last, part.count, masks)
+        self.slot.set(part)  # until join, or until the pass ends with an error
+        state.expanded = True
+        return own
+
+    def join(self, module: nn.Module, args: Any, output: Any) -> Any:
+        """Return the outputs of all members of a loop as rows, after the call for the last ones."""
+        state: MemberPass | None = self.slot.get()
+        loop = None if state is None else state.loop
+        if loop is None or loop.module is not module:
+            return output
+        if loop.depth:
+            loop.depth -= 1
+            return output
+        self.slot.set(loop.state)
+        return tree_map(lambda *leaves: torch.cat(leaves), *loop.outputs, output)
+
+    def _find_masks(self, module: nn.Module, args: Any, kwargs: Any) -> list[Tensor]:
+        for point, arguments in self.masks:
+            if point is module:
+                return find_masks(arguments, args, kwargs)
+        return []
+
+    def advice(self) -> str:
+        """Return what to do if rows and examples met."""
+        return (
+            f"lpbnn expands the batch to the members at {self.paths}. If that module is not called, or "
+            "a tensor goes around it and meets its output (a skip), expand the batch earlier. Fix: "
+            "build(..., expand_at='') for the whole network, or expand_at= the path of an earlier module."
+        )
+
+
+def _own_arguments(call: Any, state: MemberPass, start: int, count: int, masks: Any) -> Any:
+    """Return the arguments of ``count`` members of a loop, from ``start`` on."""
+    own_rows = slice(state.batch * start, state.batch * (start + count))
+
+    def own(x: Tensor) -> Tensor:
+        # A view: a module that changes it changes the caller's rows, as with all members at once.
+        return x[own_rows] if state.expanded and is_batched(x, state.rows, masks) else x
+
+    expanded = expand_tree(call, state.batch, count, "repeat", masks, copy=True)
+    return tree_map_only(Tensor, own, expanded)
+
+
+def find_expansion_points(net: nn.Module, is_converted: IsConverted) -> list[list[str]]:
+    """Return choices of expansion points, those that share most of the network first.
+
+    The last choice is the whole network, [""]. The first is the deepest: it descends into every module that
+    has unconverted layers. It can be wrong (a skip may go around a point), so ``lpbnn.check`` compares each
+    choice with the reference; without a check, use ``safe_expansion_points``.
+    """
+    safe = safe_expansion_points(net, is_converted)
+    if safe == [""] or _named_points("", net, is_converted):
+        return [safe] if safe == [""] else [safe, [""]]
+    deepest = _descend("", net, is_converted)
+    choices = [deepest, safe, [""]]
+    return [choice for i, choice in enumerate(choices) if choice not in choices[:i]]
+
+
+def safe_expansion_points(net: nn.Module, is_converted: IsConverted) -> list[str]:
+    """Return the smallest module that holds every converted layer, or the parts of it that it names.
+
+    If that is the network itself and a part of it is unconverted: its children that hold converted layers.
+    """
+    if not has_unconverted(net, is_converted):
+        return [""]
+    path, module = "", net
+    while not is_converted(module):
+        if named := _named_points(path, module, is_converted):
+            return named
+        children = _holders(path, module, is_converted)
+        if len(children) > 1:
+            return [path] if path and _is_called(module) else _called(children, is_converted)
+        path, module = children[0]
+    return [path]
+
+
+def _descend(path: str, module: nn.Module, is_converted: IsConverted) -> list[str]:
+    """Return the largest modules without an unconverted layer, in the order of registration."""
+    whole = _is_called(module) and not has_unconverted(module, is_converted)
+    if path and (is_converted(module) or whole):
+        return [path]
+    if named := _named_points(path, module, is_converted):
+        return named
+    holders = _holders(path, module, is_converted)
+    return [point for name, child in holders for point in _descend(name, child, is_converted)]
+
+
+def _named_points(path: str, module: nn.Module, is_converted: IsConverted) -> list[str]:
+    """Return the points that a module names, from the first with a converted layer on."""
+    names = getattr(module, "expand_at", ())
+    try:
+        layers = [_converted(module.get_submodule(name), is_converted) for name in names]
+    except (TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{type(module).__name__} has expand_at = {names!r}; expected the names of modules of its "
+            "own, in the order of their calls. Fix: expand_at = ('first', 'second')."
+        ) from error
+    if _converted(module, is_converted) != set().union(*layers):
+        return []  # there are converted layers outside of them, too
+    first = next(i for i, part in enumerate(layers) if part)
+    named = [f"{path}.{name}" if path else name for name in names[first:]]
+    return named if len(named) > 1 else []  # a single one may hold a smaller point
+
+
+def check_expand_at(net: nn.Module, expand_at: str | Sequence[str] | None) -> None:
+    """Refuse an ``expand_at`` that is no path in the network, or a list of other things."""
+    if expand_at is None:
+        return
+    paths = [path for path, _ in net.named_modules()]
+    points = [expand_at] if isinstance(expand_at, str) else list(expand_at)
+    if not points:
+        raise ValueError(
+            "expand_at=[] names no module. Fix: None finds one, '' is the whole network."
+        )
+    for point in points:
+        if point not in paths:
+            close = difflib.get_close_matches(str(point), paths, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise ValueError(f"expand_at={point!r} is no module of the network.{hint}")
+
+
+def has_unconverted(module: nn.Module, is_converted: IsConverted) -> bool:
+    """Return True if a layer below could have been converted and was not."""
+    if is_converted(module):
+        return False
+    if isinstance(module, COSTLY):
+        return True
+    return any(has_unconverted(child, is_converted) for child in module.children())
+
+
+# Layers worth running only once.
+COSTLY = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    nn.RNNBase,
+    nn.MultiheadAttention,
+)
+
+
+def _holders(
+    path: str, module: nn.Module, is_converted: IsConverted
+) -> list[tuple[str, nn.Module]]:
+    """Return the children that hold converted layers."""
+    return [
+        (f"{path}.{name}" if path else name, child)
+        for name, child in module.named_children()
+        if _converted(child, is_converted)
+    ]
+
+
+def _converted(module: nn.Module, is_converted: IsConverted) -> set[nn.Module]:
+    return {inner for inner in module.modules() if is_converted(inner)}
+
+
+def _is_called(module: nn.Module) -> bool:
+    return not isinstance(module, nn.ModuleList | nn.ModuleDict)  # these have no forward
+
+
+def _called(holders: list[tuple[str, nn.Module]], is_converted: IsConverted) -> list[str]:
+    """Return the paths, with lists of modules replaced by the modules in them."""
+    found = []
+    for path, module in holders:
+        if _is_called(module):
+            found.append(path)
+        else:
+            found += _called(_holders(path, module, is_converted), is_converted)
+    return found
+
+
+def _expands_in_layers(module: nn.Module) -> bool:
+    return any(getattr(layer, "expands_batch", False) for layer in module.modules())
+
+
+def _may_loop(module: nn.Module) -> bool:
+    """Return True if a module may be called for a few members at a time without a user's hook noticing."""
+    if not getattr(module, "loop_members", False):
+        return False
+    parts = [module] if torch.compiler.is_compiling() else module.modules()
+    return sum(len(p._forward_pre_hooks) + len(p._forward_hooks) for p in parts) <= 2  # ours
+
+
+def _members_at_a_time(examples: Sequence[Tensor], state: MemberPass) -> int:
+    """Return how many members run through a part together."""
+    one_draw = len(set(state.members))
+    compiling = torch.compiler.is_compiling()
+    few = 1 if fills_device(examples, FULL if compiling else FULL_PART) else one_draw
+    if not compiling:
+        return few
+    return next((n for n in (few, one_draw) if state.count <= n * UNROLLED), state.count)
+
+
+def fills_device(examples: Sequence[Tensor], full: Mapping[str, int]) -> bool:
+    """Return True if the inputs of a call keep the device busy without a second member beside them."""
+    kind = "cpu" if all(tensor.device.type == "cpu" for tensor in examples) else "cuda"
+    return sum(tensor.numel() for tensor in examples) >= full[kind]
+
+
+def _require_rows(module: nn.Module, output: Any, rows: int) -> None:
+    leaves = tree_leaves(output)
+    if not all(isinstance(leaf, Tensor) and is_batched(leaf, rows) for leaf in leaves):
+        raise RuntimeError(
+            f"{type(module).__name__} has loop_members = True and got {rows} rows, but returned "
+            f"{[tuple(leaf.shape) if isinstance(leaf, Tensor) else leaf for leaf in leaves]}. "
+            "Fix: loop_members = False, so that its members are computed together."
+        )
+
+
+def raise_with_advice(advice: str, error: Exception) -> NoReturn:
+    """Raise the error with the advice in its message, for logs that print no notes.
+
+    Errors of a special kind, for example out of memory, are what other code looks for: they get a note.
+    """
+    if advice and type(error) in (RuntimeError, ValueError):
+        raise type(error)(f"{error}\n{advice}") from error
+    if advice:
+        error.add_note(advice)
+    raise error
+
+
+def remove_expansion_hooks(net: nn.Module) -> None:
+    """Take the hooks of any model off a network, or off a copy of it."""
+    for module in net.modules():
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for key, hook in list(hooks.items()):
+                if isinstance(getattr(hook, "__self__", None), ExpansionPoints):
+                    del hooks[key]
+                    module._forward_pre_hooks_with_kwargs.pop(key, None)

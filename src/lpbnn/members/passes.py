@@ -1,0 +1,147 @@
+"""One forward pass: the state that the converted layers read, and the slot in which they find it.
+
+The model samples what makes its members differ, puts it into the slot, runs the network, and empties the
+slot. Layers hold no state of their own. The slot is per thread, so that several threads may predict with
+one model.
+
+Activation checkpointing runs parts of the network again in the backward pass, when the slot is empty.
+``replay_in_backward`` hands these parts the state of the pass that is being differentiated.
+"""
+
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from lpbnn.kernels.autograd import backward_is_running
+from lpbnn.members.rows import BatchMode, rows_needed
+
+
+class Sampled(Protocol):
+    """What makes members differ: sampled factors, or the seeds of dropout masks."""
+
+    @property
+    def count(self) -> int:
+        """The number of members."""
+        ...
+
+    def take(self, start: int, count: int) -> Self:
+        """Return ``count`` members, from ``start`` on."""
+        ...
+
+
+class Loop:
+    """A part of the network that runs the members of a pass a few at a time.
+
+    The earlier members' ``outputs`` wait here while the module's own call runs the last ones.
+    """
+
+    def __init__(self, module: nn.Module, state: "MemberPass") -> None:
+        self.module, self.state = module, state
+        self.outputs: list[Any] = []
+        self.depth = 0  # calls of the module inside of its own call
+
+
+@dataclass(eq=False)
+class MemberPass:
+    """The state of one forward pass of several members.
+
+    Args:
+        sampled: what makes the members differ, read by the converted layers.
+        members: the ensemble member of each block of rows, read by batch norms per member.
+        batch: the number of examples.
+        mode: how the batch is expanded to the members.
+        loops: True if a part of the network may run the members one after another.
+    """
+
+    sampled: Any
+    members: Sequence[int]
+    batch: int
+    mode: BatchMode = "repeat"
+    loops: bool = False
+    expanded: bool = False  # True once an expansion point has expanded the batch
+    loop: Loop | None = None  # the loop whose members these are
+
+    def __post_init__(self) -> None:
+        self.count = len(self.members)
+        self.rows = rows_needed(self.batch, self.count, self.mode)  # of the expanded batch
+
+    def take(self, start: int, count: int) -> "MemberPass":
+        """Return the pass of ``count`` of the members, from ``start`` on."""
+        members = self.members[start : start + count]
+        return MemberPass(self.sampled.take(start, count), members, self.batch, self.mode)
+
+
+class _ThreadState(threading.local):
+    current: Any = None
+
+
+class _Replay:
+    """A state, alive as long as the graph of the outputs that it belongs to."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+
+class PassSlot:
+    """The slot in which the layers of one model find the state of the pass under way.
+
+    Example:
+        >>> slot = PassSlot()
+        >>> with slot.use("state"):
+        ...     slot.get()
+        'state'
+        >>> slot.get() is None
+        True
+    """
+
+    def __init__(self) -> None:
+        self._thread = _ThreadState()
+        self._replay: Any = None  # a weak reference to a _Replay
+
+    def __reduce__(self) -> Any:
+        return PassSlot, ()  # a copy is empty; layers that shared a slot share its copy
+
+    @contextmanager
+    def use(self, state: Any) -> Iterator[None]:
+        """Let ``get`` return ``state`` within the block."""
+        before = self._thread.current
+        self._thread.current = state
+        try:
+            yield
+        finally:
+            self._thread.current = before
+
+    def set(self, state: Any) -> None:
+        """Replace the state of the pass under way."""
+        self._thread.current = state
+
+    def get(self) -> Any:
+        """Return the state of the pass under way, or of the one being differentiated, or None."""
+        state = self._thread.current
+        if state is None and self._replay is not None:
+            replay = self._replay()
+            if replay is not None and backward_is_running():
+                return replay.state
+            self._replay = None
+        return state
+
+
+def replay_in_backward(slot: PassSlot, state: Any, outputs: Any) -> None:
+    """Let layers that run again while ``outputs`` are differentiated read ``state`` again."""
+    if torch.compiler.is_compiling():
+        return  # a compiled graph recomputes for itself
+    replay = _Replay(state)
+
+    def set_replay(gradient: Tensor) -> None:
+        slot._replay = weakref.ref(replay)
+
+    for output in tree_leaves(outputs):
+        if isinstance(output, Tensor) and output.requires_grad:
+            output.register_hook(set_replay)
