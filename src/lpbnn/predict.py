@@ -8,10 +8,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from lpbnn.likelihoods import Likelihood, MultiHead, Summary
-from lpbnn.members.rows import find_head_masks, find_masks, is_batched, mask_arguments
+from lpbnn.members.rows import mask_arguments, take_examples
 from lpbnn.model import LossStep, UncertainModel, as_call, at_least_one, batch_size
 
 # Outputs that are summarised together, 32 MiB of float32: more than any batch of labels has.
@@ -196,7 +196,7 @@ def unwrap(model: nn.Module) -> UncertainModel:
     if path is not None:
         advice = f"It holds one as {path!r}, around which it may compute more; give that one."
     raise TypeError(
-        "predict takes a model that lpbnn.build or lpbnn.freeze returned; got "
+        "expected a model that lpbnn.build or lpbnn.freeze returned; got "
         f"{type(inner).__name__}. {advice}"
     )
 
@@ -212,19 +212,9 @@ def _cut(
     others = {t.shape[0] for t in tensors if t.dim() > 0} - {batch}
     while step > 1 and (step in others or batch % step in others):
         step -= 1
-    places = mask_arguments(model.networks[0])
-    masks = find_masks(places, args, kwargs)
-    by_head = find_head_masks(places, args, kwargs, batch)
-
-    def part(rows: slice) -> Any:
-        def take(x: Tensor) -> Tensor:
-            if any(x is mask for mask in by_head):
-                return x.unflatten(0, (batch, -1))[rows].flatten(0, 1)
-            return x[rows] if is_batched(x, batch, masks) else x
-
-        return tree_map_only(Tensor, take, (args, kwargs))
-
-    return [part(slice(start, start + step)) for start in range(0, batch, step)]
+    arguments = mask_arguments(model.networks[0])
+    starts = range(0, batch, step)
+    return [take_examples(arguments, args, kwargs, batch, slice(i, i + step)) for i in starts]
 
 
 class Sums:

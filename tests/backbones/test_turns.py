@@ -63,7 +63,9 @@ def counted(model: FastWeightEnsemble, path: str) -> list[int]:
     return seen
 
 
-def answer(model: lpbnn.UncertainModel, x: Tensor, samples: int, **options: Any) -> lpbnn.Prediction:
+def answer(
+    model: lpbnn.UncertainModel, x: Tensor, samples: int, **options: Any
+) -> lpbnn.Prediction:
     return lpbnn.predict(model, x, samples=samples, seed=5, **options)
 
 

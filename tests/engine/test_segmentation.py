@@ -193,7 +193,9 @@ def test_weights_are_in_the_training_loss(make: Make, scenes: Splits, method: st
                     k = int(labels[row, i, j])
                     top -= weights[k] * outputs[row, :, i, j].log_softmax(0)[k]
                     bottom += weights[k]
-    assert torch.allclose(model.likelihood.mean_nll(outputs, labels), torch.as_tensor(top / bottom), rtol=1e-5)
+    assert torch.allclose(
+        model.likelihood.mean_nll(outputs, labels), torch.as_tensor(top / bottom), rtol=1e-5
+    )
 
 
 def test_weights_change_training_and_not_the_metrics(make: Make, scenes: Splits) -> None:

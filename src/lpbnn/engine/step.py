@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lpbnn.check import check
 from lpbnn.engine.config import RunConfig
 from lpbnn.engine.optim import make_optimizer, recordable, set_rate
 from lpbnn.kernels.recompute import compiled
 from lpbnn.kernels.row_norm import RowNorm, use_row_norms
-from lpbnn.model import LossStep, Terms, UncertainModel
+from lpbnn.members.ensemble import MemberEnsemble
+from lpbnn.model import LossStep, Terms, UncertainModel, as_call
 from lpbnn.rank_one.ensemble import RankOneEnsemble
 
 if TYPE_CHECKING:
@@ -54,13 +54,17 @@ class TrainStep(LossStep):
         return self.compiled(x, y, weight)
 
     def _compiled(self, x: Any) -> Callable[..., Terms]:
-        check(self.model, x)  # here, because a comparison cannot be part of a compiled graph
-        if isinstance(self.model, RankOneEnsemble):
-            for path in self.model.expand_at:
-                use_row_norms(self.model.net.get_submodule(path))
-        labels = self.model.task == "classification"  # one softmax for each example, not each pixel
-        by_rows = labels and any(isinstance(module, RowNorm) for module in self.model.modules())
-        return compiled(self.model.loss, self.memory_budget, by_rows)
+        model = self.model
+        if isinstance(
+            model, MemberEnsemble
+        ):  # here: a comparison cannot be part of a compiled graph
+            model.ensure_checked(model.members, *as_call(x))
+        if isinstance(model, RankOneEnsemble):
+            for path in model.expand_at:
+                use_row_norms(model.net.get_submodule(path))
+        labels = model.task == "classification"  # one softmax for each example, not each pixel
+        by_rows = labels and any(isinstance(module, RowNorm) for module in model.modules())
+        return compiled(model.loss, self.memory_budget, by_rows)
 
 
 class Step:

@@ -36,8 +36,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from lpbnn.convert.checks import describe_unconverted
 from lpbnn.convert.convert import Conversion, Filter, convert
-from lpbnn.convert.unconverted import unconverted
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.likelihoods import at_least_float32
 from lpbnn.members.passes import PassSlot, replay_in_backward
@@ -300,7 +300,7 @@ def build(net: nn.Module, config: Config, **model_options: Any) -> MeanFieldBNN:
                 )
         return GaussianLayer(layer, path, config.std, config.prior_std)
 
-    left_out = unconverted(net, config.include, config.exclude)
+    left_out = describe_unconverted(net, config.include, config.exclude)
     conversion = convert(net, gaussian, config.include, config.exclude)
     if left_out:
         warnings.warn(left_out, stacklevel=3)  # the caller of lpbnn.build
