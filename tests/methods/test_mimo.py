@@ -16,8 +16,9 @@ from lpbnn import backbones, likelihoods
 from lpbnn.methods.mimo import MIMO, FirstLayer, LastLayer, find_ends
 
 
-def build(net: nn.Module, **options: Any) -> MIMO:
-    model = lpbnn.build(net, "mimo", **options)
+def build(net: nn.Module, check: bool = False, **options: Any) -> MIMO:
+    """Return a model that does not compare rows at its first batch, unless ``check``."""
+    model = lpbnn.build(net, "mimo", check=check, **options)
     assert isinstance(model, MIMO)
     return model
 
@@ -355,22 +356,16 @@ def test_a_head_whose_last_layer_was_not_widened_is_an_error() -> None:
         model(torch.randn(4, 5))
 
 
-def test_the_first_training_loss_checks_once_that_rows_are_independent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    calls: list[Any] = []
-    monkeypatch.setattr(
-        MIMO, "require_independent_rows", lambda self, args, kwargs: calls.append((args, kwargs))
-    )
-    model, x, y = build(Mlp()), torch.randn(4, 5), torch.randint(3, (4,))
+def test_the_first_training_loss_compares_rows_and_later_ones_do_not() -> None:
+    model, x, y = build(Mlp(), check=True), torch.randn(4, 5), torch.randint(3, (4,))
+    seen = watch_inputs(model)
     model.eval().loss(x, y)
-    assert not calls
-    model.train()
-    for _ in range(2):
-        model.loss(x, y)
-    ((args, kwargs),) = calls
-    assert args[0] is x
-    assert not kwargs
+    assert len(seen) == 1
+    model.train().loss(x, y)
+    assert len(seen) > 2
+    seen.clear()
+    model.loss(x, y)
+    assert len(seen) == 1
 
 
 class GraphNetwork(nn.Module):
@@ -386,7 +381,8 @@ class GraphNetwork(nn.Module):
 
 
 def test_a_network_whose_rows_depend_on_each_other_is_refused_in_training() -> None:
-    pytest.importorskip("lpbnn.check")
-    model, x, y = build(GraphNetwork()), torch.randn(6, 5), torch.randint(3, (6,))
-    with pytest.raises(ValueError, match="rows|examples"):
-        model.train().loss(x, y)
+    model, x, y = build(GraphNetwork(), check=True), torch.randn(6, 5), torch.randint(3, (6,))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="depends on the other examples"):
+            model.train().loss(x, y)
+    assert lpbnn.predict(model, x).probs.shape == (6, 3)
