@@ -50,7 +50,7 @@ def run_in_one_graph(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
             return result
     finally:
         pass
-    return torch.compiler.disable(function)(*args, **kwargs)
+    return torch.compiler.disable(function)(*args, **kwargs)  # type: ignore[call-arg]
 
 
 def as_leaf(x: Tensor) -> Tensor:

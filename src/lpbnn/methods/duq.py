@@ -10,11 +10,11 @@ r"""DUQ: one pass; confidence is the distance of the features to the nearest cla
     N_c \leftarrow \gamma N_c + (1 - \gamma) n_c, \quad
     m_c \leftarrow \gamma m_c + (1 - \gamma) \sum_{i: y_i = c} W_c f(x_i), \quad e_c = m_c / N_c
 
-f are the features before the network's last ``nn.Linear``, which is removed (``lpbnn.undo`` puts it back); n
-is the size of a centroid, and n_c the number of examples of class c in the batch. Centroids are updated by
-``after_step``, with the features of the last batch after the optimizer step, in evaluation mode. The weight
-w is 1 / C as in the released code for up to ten classes, and 1 as in the paper for more (``bce``): with
-1 / 100 nothing is learned.
+f are the features before the network's last ``nn.Linear``, which is removed (``lpbnn.undo`` puts it back).
+n is the size of a centroid, and n_c the number of examples of class c in the batch. ``after_step`` updates
+the centroids with the features of the last batch, computed after the optimizer step and in evaluation mode.
+The weight w is 1 / C as in the released code for up to ten classes, and 1 as in the paper for more
+(``bce``): with 1 / 100 nothing is learned.
 
 The two-sided gradient penalty keeps distances between inputs visible in the features. It is differentiated
 twice, which makes an epoch of a WRN-16-4 2.6 times as long (H200). Attention runs with torch's reference
@@ -41,7 +41,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from lpbnn.kernels.double_backward import as_leaf, gradient_norms, run_in_one_graph
 from lpbnn.likelihoods import Categorical, at_least_float32, weighted_mean
 from lpbnn.methods._head import find_head, remove_head
-from lpbnn.methods._outputs import labels_and_weights, require_categorical
+from lpbnn.methods._labels import labels_and_weights, require_categorical
 from lpbnn.methods._wide import WideBuffers
 from lpbnn.model import Terms, UncertainModel, as_call, total
 from lpbnn.predict import evaluating

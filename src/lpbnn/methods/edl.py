@@ -15,17 +15,17 @@ r"""EDL: the network's outputs are evidence for a Dirichlet over the class proba
 - "log_marginal", type-II maximum likelihood
   :math:`-\log E[\prod_k p_k^{y_k}] = \sum_k y_k (\log S - \log \alpha_k)`.
 
-The paper prefers the first. Its gradient falls with :math:`1 / K^2`, so with 100 classes the other two learn
-much faster. The KL removes evidence for wrong classes; its weight grows with the epoch t,
+The paper prefers the first. Its gradient falls with 1 / K, so with 100 classes the other two learn much
+faster. The KL removes evidence for wrong classes; its weight grows with the epoch t,
 :math:`\lambda_t = \lambda \min(1, t / 10)`. The vacuity u is 1 if there is no evidence at all.
 
-:math:`\lambda` is ``full_kl``, 1 in the paper and :math:`1 / K^2` by default. A little evidence e for a class
-that is right with probability q lowers the squared error by about 2 q e / K and costs
-:math:`\lambda (1 - q) (\pi^2 / 12) e^2` of KL, so evidence settles near :math:`q / ((1 - q) \lambda K)`, but
-any probability other than 1 / K needs evidence of the order of K. With K = 10 and the paper's weight the
-best confidence of a network that is right in 90 % of the cases is 37 %, and with 50 % it is 11 %; there the
-gradient vanishes, and on CIFAR-10 training may stop (docs/lab-notes.md). With :math:`1 / K^2` they are 89 %
-and 51 %, and similar for every K and every risk.
+:math:`\lambda` is ``full_kl``, 1 in the paper and :math:`1 / K^2` by default. A little evidence e for a
+class that is right with probability q lowers the squared error by about 2 q e / K and costs
+:math:`\lambda (1 - q) (\pi^2 / 12) e^2` of KL. So evidence settles near
+:math:`q / ((1 - q) \lambda K)`, but any probability other than 1 / K needs evidence of the order of K. With
+K = 10 and the paper's weight the best confidence of a network that is right in 90 % of the cases is 37 %,
+and with 50 % it is 11 %; there the gradient vanishes, and on CIFAR-10 training may stop
+(docs/lab-notes.md). With :math:`1 / K^2` they are 89 % and 51 %, and similar for every K and every risk.
 
 ``evidence`` is exp, as the authors' code recommends. relu, the first example of the paper, has no gradient
 where all outputs are negative.
@@ -45,7 +45,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lpbnn.likelihoods import Categorical, at_least_float32, member_axis
-from lpbnn.methods._outputs import label_mean, labels_and_weights, require_categorical
+from lpbnn.methods._labels import label_mean, labels_and_weights, require_categorical
 from lpbnn.model import Terms, UncertainModel, as_call, total
 from lpbnn.rank_one.factors import device_of
 
@@ -132,7 +132,7 @@ class EDL(UncertainModel):
         args, kwargs = as_call(x)
         alpha = self.alpha(self.run_network(*args, **kwargs))
         labels, weights = labels_and_weights(self.likelihood, alpha, y, weight)
-        alpha = alpha if self.likelihood.dim == 1 else alpha.movedim(-1, 1)
+        alpha = alpha.movedim(self.likelihood.dim, 1)
         # If nothing counts, every weight is 0 and so is the loss.
         weights = weights / weights.sum().clamp_min(torch.finfo(weights.dtype).tiny)
         risk = (bayes_risk(alpha, labels, self.config.risk) * weights).sum()

@@ -23,6 +23,7 @@ Blundell et al.: Weight uncertainty in neural networks, ICML 2015. Wen et al.: F
 pseudo-independent weight perturbations on mini-batches, ICLR 2018.
 """
 
+import copy
 import dataclasses
 import math
 import warnings
@@ -40,7 +41,6 @@ from lpbnn.convert.convert import Conversion, Filter, convert
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.likelihoods import at_least_float32
 from lpbnn.members.passes import PassSlot, replay_in_backward
-from lpbnn.methods._outputs import stack_members
 from lpbnn.methods._rank_one import annealed, check_num_data
 from lpbnn.model import (
     Outputs,
@@ -49,6 +49,7 @@ from lpbnn.model import (
     UncertainModel,
     as_call,
     at_least_one,
+    stack_members,
     total,
     two_groups,
 )
@@ -172,7 +173,12 @@ class GaussianLayer(Wrapper):
         tensors = {"weight": weight.to(dtype)}
         if bias is not None:
             tensors["bias"] = bias.to(dtype)
-        return functional_call(self.layer, tensors, args, kwargs)
+        if torch.compiler.is_compiling():
+            return functional_call(self.layer, tensors, args, kwargs)
+        # functional_call would replace the layer's own tensors, which other threads may be using.
+        layer = copy.copy(self.layer)
+        layer._parameters = {**layer._parameters, **tensors}  # type: ignore[dict-item]
+        return layer(*args, **kwargs)
 
     def _signs(self, x: Tensor) -> Tensor:
         """Draw one sign per example and channel; channels are last (Linear) or second."""

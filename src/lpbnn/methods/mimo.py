@@ -18,7 +18,7 @@ first layer are divided by sqrt(M), because M inputs are added up. ``lpbnn.undo`
 of the first subnetwork.
 
 Shuffling the batch is right only if the network treats its examples independently. If it does not (a graph
-network, whose rows are nodes), the first training loss is an error.
+network, whose rows are nodes), the first training loss is an error; a compiled loss is not checked.
 
 Havasi et al.: Training independent subnetworks for robust prediction, ICLR 2021.
 """
@@ -37,6 +37,7 @@ from lpbnn.convert.wrapper import Wrapper
 from lpbnn.likelihoods import MultiHead, require_targets
 from lpbnn.members.partial import raise_with_advice
 from lpbnn.members.rows import expand_tree, find_masks, gather, is_batched, mask_arguments
+from lpbnn.methods._labels import require_row_weights
 from lpbnn.model import Outputs, Terms, UncertainModel, as_call, at_least_one, batch_size, total
 from lpbnn.rank_one.layer import SUPPORTED, TRANSPOSED
 
@@ -188,7 +189,6 @@ class MIMO(UncertainModel):
         self.config = config
         self.first, self.last = ends
         self.mask_arguments = mask_arguments(net)
-        self._rows_checked = False
 
     def outputs(self, *args: Any, **kwargs: Any) -> Outputs:
         batch, masks = batch_size(args, kwargs), find_masks(self.mask_arguments, args, kwargs)
@@ -228,9 +228,9 @@ class MIMO(UncertainModel):
         batch = batch_size(args, kwargs)
         self.likelihood.check_batch(x, y)
         require_targets(y, batch)
-        if self.training and not self._rows_checked and not torch.compiler.is_compiling():
-            self.require_independent_rows(args, kwargs)
-            self._rows_checked = True
+        require_row_weights(weight, batch)
+        if self.training:
+            self.require_independent_rows(args, kwargs)  # at the first batch
         masks = find_masks(self.mask_arguments, args, kwargs)
         device = next(t.device for t in tree_leaves((y, args, kwargs)) if isinstance(t, Tensor))
         examples = self.shuffled_examples(batch, device)

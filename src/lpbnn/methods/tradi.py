@@ -16,9 +16,9 @@ after every optimizer step t (learning rate :math:`\eta`, gradient g):
 Q is the noise of the state (1e-4 for the mean, 5e-5 for the variance), R = 10 that of a measurement, and n
 the number of steps that the filter remembers (the Riccati equation with P = R / n). K_1 = 1, so the filter
 starts as the plain average over the steps and ends as a moving average over the last 317 (mean) and 448
-(variance) steps. (The released code starts from the prior of the weights and needs 1,000 steps to leave it.)
-Without ``after_step(lr)``'s learning rate the state is a random walk, led by the measurements alone. Under
-momentum or Adam, whose steps are far from :math:`\eta g`, the result is nearly the same.
+(variance) steps. (The released code starts from the prior of the weights and needs 1,000 steps to leave
+it.) If ``after_step`` is called without the learning rate, the state is a random walk that follows the
+measurements alone. Under momentum or Adam, whose steps are far from :math:`\eta g`, that changes little.
 
 ``after_fit`` draws J networks. Weights of one tensor are correlated by a Gaussian kernel of their means,
 :math:`\Sigma_{ik} = \sigma_i \sigma_k \exp(-\ell^2 (\mu_i - \mu_k)^2 / 2)`, through D random Fourier
@@ -38,8 +38,10 @@ Franchi, Bursuc, Aldea, Dubuisson, Bloch: TRADI: tracking deep neural network we
 import dataclasses
 import inspect
 import math
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -50,7 +52,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
 from lpbnn.likelihoods import at_least_float32
-from lpbnn.methods._outputs import stack_members
 from lpbnn.methods._wide import Moments, NamedTensors, WideBuffers, buffer_name
 from lpbnn.model import (
     NotFittedWarning,
@@ -60,9 +61,11 @@ from lpbnn.model import (
     as_call,
     at_least_one,
     batch_size,
+    stack_members,
 )
 from lpbnn.predict import evaluating
 
+ONE_THREAD = threading.RLock()  # functional_call replaces the network's tensors while it runs
 UNTRACKED = (
     "tradi has tracked no training step, so one network predicts, without epistemic uncertainty. Fix: "
     "call model.after_step(lr) after every optimizer step and model.after_fit(batches) at the end."
@@ -164,13 +167,17 @@ class TRADI(WideBuffers, UncertainModel):
         return self.member_outputs(range(self.members), *args, **kwargs)
 
     def member_outputs(self, members: Iterable[int], *args: Any, **kwargs: Any) -> Outputs:
-        """Return the outputs of the drawn networks, computed one after another to save memory."""
+        """Return the outputs of drawn networks, (members, B, ...).
+
+        They run one after another, to save memory, and in one thread at a time.
+        """
         batch_size(args, kwargs)
         drawn = self.drawn.by_name()
         outputs = []
-        for j in members:
-            tensors = {name: stacked[j] for name, stacked in drawn.items()}
-            outputs.append(self.readout(functional_call(self.net, tensors, args, kwargs)))
+        with nullcontext() if torch.compiler.is_compiling() else ONE_THREAD:
+            for j in members:
+                tensors = {name: stacked[j] for name, stacked in drawn.items()}
+                outputs.append(self.readout(functional_call(self.net, tensors, args, kwargs)))
         return stack_members(outputs)
 
     def passes(self, samples: int, width: int) -> Iterator[Pass]:

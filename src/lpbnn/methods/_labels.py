@@ -1,24 +1,11 @@
-"""Outputs of members, and labels for the methods whose loss is not the likelihood's."""
+"""Labels and weights of examples, for methods whose loss is not the likelihood's own."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from lpbnn.likelihoods import Categorical, Likelihood
-from lpbnn.model import Outputs
-
-
-def stack_members(outputs: Sequence[Outputs]) -> Outputs:
-    """Stack the outputs (B, ...) of S members to (S, B, ...), in every tensor of a nested structure.
-
-    Example:
-        >>> stacked = stack_members([{"a": torch.zeros(5, 2), "b": torch.zeros(5)}] * 3)
-        >>> {name: tuple(tensor.shape) for name, tensor in stacked.items()}
-        {'a': (3, 5, 2), 'b': (3, 5)}
-    """
-    return tree_map(lambda *members: torch.stack(members), *outputs)
 
 
 def require_categorical(
@@ -33,13 +20,22 @@ def require_categorical(
     )
 
 
+def require_row_weights(weight: Tensor | None, batch: int) -> None:
+    """Refuse weights that are not one number for each example."""
+    if weight is not None and weight.shape != (batch,):
+        raise ValueError(
+            f"weights of examples are a tensor of shape ({batch},), one number for each; got "
+            f"{tuple(weight.shape)}."
+        )
+
+
 def labels_and_weights(
     likelihood: Categorical, outputs: Tensor, y: Tensor, row_weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return checked labels, and how much each example (pixel, token) counts.
 
     Args:
-        likelihood: says which label is ignored, and which classes weigh how much.
+        likelihood: defines the ignored label and the class weights.
         outputs: (n, C, ...), or (n, ..., C) if the likelihood's classes are last.
         y: labels (n, ...), or probabilities of the shape of the outputs (soft labels).
         row_weights: (n,), or None.
@@ -47,24 +43,17 @@ def labels_and_weights(
     Returns:
         Labels (n, 1, ...), 0 for ignored ones, or soft labels (n, C, ...); weights (n, ...).
     """
-    y = likelihood.check_targets(outputs, y)
+    y, classes = likelihood.check_targets(outputs, y), outputs.shape[likelihood.dim]
     weights = likelihood.weights(y).to(outputs.dtype)
     if row_weights is not None:
+        require_row_weights(row_weights, outputs.shape[0])
         weights = weights * row_weights.to(weights.dtype).view(-1, *(1,) * (weights.dim() - 1))
     if y.is_floating_point():
-        return (y if likelihood.dim == 1 else y.movedim(-1, 1)).to(outputs.dtype), weights
+        return y.movedim(likelihood.dim, 1).to(outputs.dtype), weights
     labels = y.where(y != likelihood.ignore_index, 0)
-    if (
-        labels.device.type == "cpu" and not torch.compiler.is_compiling()
-    ):  # a GPU would have to wait
-        wrong = labels[(labels < 0) | (labels >= outputs.shape[likelihood.dim])]
-        if wrong.numel():
-            raise IndexError(
-                f"labels are 0 to {outputs.shape[likelihood.dim] - 1}, for the network's "
-                f"{outputs.shape[likelihood.dim]} outputs, or ignore_index={likelihood.ignore_index}; got "
-                f"{wrong.unique().tolist()[:5]}. Fix: as many outputs as classes; for a label that does "
-                "not count, build(..., ignore_index=that label)."
-            )
+    readable = labels.device.type == "cpu" and not torch.compiler.is_compiling()  # a GPU would wait
+    if readable and ((labels < 0) | (labels >= classes)).any():
+        raise likelihood.label_error(y, classes)
     return labels.unsqueeze(1), weights
 
 
