@@ -149,7 +149,7 @@ class Decoder(nn.Module):
     torch.Size([2, 5, 12, 9])
     """
 
-    # The batch is expanded to members in front of these two parts (lpbnn.members.partial). They are separate
+    # The batch is expanded to members in front of these two parts (members.partial). They are separate
     # because ASPP has many weights and small maps: a single member would leave a GPU half empty there.
     expand_at = ("aspp", "refine")
 

@@ -3,7 +3,7 @@ r"""DeepLabv3+ (Chen et al., 2018) for pictures of any size: a residual encoder,
 Two parts, ``encoder`` and ``decoder``; the second holds everything that is trained from scratch (ASPP,
 the skip of 48 channels, two 3x3 convolutions, the last layer). So the paper's variants are options:
 
-- LP-BNN: ``lpbnn.build(net, "lpbnn", include="decoder.*", task="segmentation", ...)``. The batch is expanded
+- LP-BNN: ``lpbnn.build(net, "lpbnn", include="decoder.*", task="segmentation", ...)``. The batch expands
   to members where the decoder begins: the encoder runs once per picture, ASPP for all members together, and
   the part with large maps (``decoder.refine``) member by member if that is cheaper (``lpbnn.members``);
 - LP-BNN+GN: the same with ``norm="group", standardise=True`` for the network, which puts group norm in
@@ -16,9 +16,9 @@ layer, the depthwise half of a separable one, and the one behind ASPP's image po
 because it sees a single position: a batch of one picture, or a member's slice, has no variance.
 
 The encoder's names are torchvision's: ``pretrained`` is a file with published weights (see ``pretrained``
-in this folder), and ``net.loaded`` then says what matched. ``stride_in`` must be that of the weights: "3x3",
-the default, for torchvision's, "1x1" for those of the original ResNet-50 (v1). Where ``output_stride``
-leaves out strides, kernels are dilated (see ``resnet``).
+in this folder), and ``net.loaded`` then says what matched. ``stride_in`` must be that of the weights:
+"3x3", the default, for torchvision's, "1x1" for those of the original ResNet-50 (v1). Where
+``output_stride`` leaves out strides, kernels are dilated (see ``resnet``).
 """
 
 from functools import partial
