@@ -13,7 +13,7 @@ import torch
 from networks import ResNet, settle
 
 import lpbnn
-from lpbnn.rank_one import stages
+from lpbnn.members import ensemble, partial
 
 torch.set_num_threads(1)
 
@@ -24,15 +24,22 @@ def _seed() -> None:
 
 
 @pytest.fixture
-def in_turn(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """Whether any batch counts as one that fills the device."""
+def fill_device(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Choose whether every batch counts as one that fills the device, or none."""
 
     def choose(yes: bool) -> None:
-        full = dict.fromkeys(stages.FULL, 1 if yes else 2**60)
-        monkeypatch.setattr(stages, "FULL", full)
-        monkeypatch.setattr(stages, "FULL_STAGE", full)
+        full = dict.fromkeys(partial.FULL, 1 if yes else 2**60)
+        for module in (partial, ensemble):
+            monkeypatch.setattr(module, "FULL", full)
+        monkeypatch.setattr(partial, "FULL_PART", full)
 
     return choose
+
+
+@pytest.fixture
+def in_turn(fill_device: Callable[[bool], None]) -> Callable[[bool], None]:
+    """Another name of ``fill_device``, used by tests/backbones."""
+    return fill_device
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from lpbnn.members.rows import gather
 from lpbnn.rank_one.ensemble import RankOneEnsemble
-from lpbnn.rank_one.layer import Draw, RankOneLayer, sample_layers
+from lpbnn.rank_one.factors import LayerFactors
+from lpbnn.rank_one.layer import RankOneLayer
 
 
 class Mlp(nn.Sequential):
@@ -126,7 +127,7 @@ class EncoderDecoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    loop_members = True  # see lpbnn.rank_one.stages
+    loop_members = True  # see lpbnn.members.partial
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,19 +170,20 @@ def restate_weight(layer: nn.Module, r: Tensor, s: Tensor) -> Tensor:
     return weight
 
 
-def ordinary(model: RankOneEnsemble, draws: list[Draw], member: int) -> nn.Module:
+def ordinary(model: RankOneEnsemble, sampled: list[LayerFactors], member: int) -> nn.Module:
     """The plain network that carries the member's weights and no trace of us."""
     net = copy.deepcopy(model.net)
     plain = {}
-    fast = [module for module in net.modules() if isinstance(module, RankOneLayer)]
-    for layer, draw in zip(fast, draws, strict=True):
+    converted = [module for module in net.modules() if isinstance(module, RankOneLayer)]
+    for layer, factors in zip(converted, sampled, strict=True):
         inner = layer.layer
-        inner.weight = nn.Parameter(restate_weight(inner, draw.r[member], draw.s[member]))
-        if draw.bias is not None:
-            inner.bias = nn.Parameter(draw.bias[member].detach().clone())
+        inner.weight = nn.Parameter(restate_weight(inner, factors.r[member], factors.s[member]))
+        if factors.bias is not None:
+            inner.bias = nn.Parameter(factors.bias[member].detach().clone())
         plain[id(layer)] = inner
     for parent in list(net.modules()):
         parent._forward_pre_hooks.clear()
+        parent._forward_hooks.clear()
         for name, child in list(parent._modules.items()):
             if id(child) in plain:
                 parent._modules[name] = plain[id(child)]
@@ -189,9 +191,10 @@ def ordinary(model: RankOneEnsemble, draws: list[Draw], member: int) -> nn.Modul
 
 
 def members_and_ordinary(model: RankOneEnsemble, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """(J, B, ...) twice: as the ensemble computes it, and network by network."""
+    """(J, B, ...) twice: as rows of one batch, and network by network."""
     with torch.no_grad():
-        draws = sample_layers(model.layers)
-        together = gather(model.rows(inputs, {}, draws, "repeat"), model.members)
-        alone = torch.stack([ordinary(model, draws, j)(*inputs) for j in range(model.members)])
+        model.ensure_checked(model.members, inputs, {})
+        sampled = model.sample()
+        together = gather(model.run_rows(sampled, inputs, {}), model.members)
+        alone = torch.stack([ordinary(model, sampled, j)(*inputs) for j in range(model.members)])
     return together, alone

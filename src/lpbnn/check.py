@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lpbnn.members.rows import (
-    find_head_masks,
     find_masks,
     gather,
     is_batched,
@@ -109,10 +108,6 @@ def check(model: nn.Module, x: Any) -> CheckReport:
     from lpbnn.predict import unwrap
 
     inner = unwrap(model)
-    if not isinstance(inner, UncertainModel):
-        raise TypeError(
-            f"check takes a model that lpbnn.build returned; got {type(model).__name__}."
-        )
     args, kwargs = as_call(x)
     batch_size(args, kwargs)
     if not isinstance(inner, MemberEnsemble):
@@ -158,11 +153,11 @@ def rows_are_independent(
     model: UncertainModel, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> bool:
     """Return True if a model's output for an example does not depend on the other examples."""
-    batch, masks = batch_size(args, kwargs), find_masks(mask_arguments(model.net), args, kwargs)
+    batch, arguments = batch_size(args, kwargs), mask_arguments(model.networks[0])
     with _unchanged(model), _quiet(model, False), torch.no_grad():
         torch.manual_seed(0)
         one = tree_leaves(model.outputs(*args, **kwargs))
-        changed_args, changed_kwargs = _change_last((args, kwargs), batch, masks)
+        changed_args, changed_kwargs = _change_last(arguments, args, kwargs, batch)
         torch.manual_seed(0)
         other = tree_leaves(model.outputs(*changed_args, **changed_kwargs))
     pairs = zip(one, other, strict=True)
@@ -186,15 +181,16 @@ class _Reference:
     def run(self, member: int, args: Any, kwargs: Any) -> list["_Output"]:
         """Return the outputs of the converted layers and of the network, for one member."""
         with _quiet(self.model.net, self.training), _recorded(self.model) as outputs:
-            result = self.model.loop_members(self.probe.take(member, 1), args, kwargs)
+            sampled = self.probe.take(member, 1)
+            result = self.model.loop_members(sampled, args, kwargs, first=member)
         return [*outputs, *(_Output("the output", leaf) for leaf in tree_leaves(result))]
 
     def rows_are_independent(self, rows: int) -> bool:
         """Return True if a change of the last example changes no other example's output."""
         if self.random:
             return True
-        masks = find_masks(self.model.mask_arguments, self.args, self.kwargs)
-        changed = self.run(0, *_change_last((self.args, self.kwargs), rows, masks))
+        arguments = self.model.mask_arguments
+        changed = self.run(0, *_change_last(arguments, self.args, self.kwargs, rows))
         pairs = zip(self.members[0], changed, strict=True)
         return all(
             _first_rows_agree(one.value, other.value, rows)
@@ -204,15 +200,15 @@ class _Reference:
 
 
 class _Output:
-    """The output of a layer, or of the network, in one call."""
+    """The input or output of a layer, or the output of the network, in one call."""
 
     def __init__(self, name: str, value: Tensor) -> None:
         self.name, self.value = name, value.detach().clone()
 
 
-def _change_last(call: Any, batch: int, masks: Any) -> Any:
+def _change_last(arguments: Any, args: Any, kwargs: Any, batch: int) -> Any:
     """Return the call with the first example's inputs in the place of the last one's."""
-    return take_examples(call, batch, [*range(batch - 1), 0], masks)
+    return take_examples(arguments, args, kwargs, batch, [*range(batch - 1), 0])
 
 
 def _first_rows_agree(one: Tensor, other: Tensor, rows: int) -> bool:
@@ -300,9 +296,8 @@ def _few_rows(model: Any, args: Any, kwargs: Any) -> tuple[Any, Any, int]:
     batch = batch_size(args, kwargs)
     if not _can_be_cut(model.mask_arguments, args, kwargs):
         return args, kwargs, batch
-    masks = find_masks(model.mask_arguments, args, kwargs)
     examples = [0, 0] if batch == 1 else list(range(min(batch, FEW)))
-    few_args, few_kwargs = take_examples((args, kwargs), batch, examples, masks)
+    few_args, few_kwargs = take_examples(model.mask_arguments, args, kwargs, batch, examples)
     try:
         with _quiet(model.net, False):
             model.loop_members(model.probe(1), few_args, few_kwargs)
@@ -341,7 +336,7 @@ def _refuse_time_first(model: Any, args: Any, kwargs: Any, rows: int) -> None:
 
 
 def _can_be_cut(arguments: Any, args: Any, kwargs: Any) -> bool:
-    """Return False for a call with integers beside the batch, or masks per example and head.
+    """Return False for a call with integers beside the batch.
 
     Integers may be indices of examples, for example the edges of a graph; an index out of range breaks a
     GPU for the rest of the process.
@@ -352,7 +347,7 @@ def _can_be_cut(arguments: Any, args: Any, kwargs: Any) -> bool:
             continue
         if not leaf.is_floating_point() and leaf.dtype != torch.bool:
             return False
-    return not find_head_masks(arguments, args, kwargs, batch)
+    return True
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
@@ -367,15 +362,16 @@ def _close(a: Tensor, b: Tensor) -> bool:
 
 @contextmanager
 def _recorded(model: Any) -> Iterator[list[_Output]]:
-    """Record the outputs of the converted layers, in the order of their calls."""
+    """Record inputs and outputs of the converted layers, in the order of their calls."""
     outputs: list[_Output] = []
     with ExitStack() as stack:
         for path, module in model.net.named_modules():
             if model.is_converted(module):
 
                 def record(layer: Any, args: Any, output: Any, path: str = path) -> None:
-                    if isinstance(output, Tensor):
-                        outputs.append(_Output(repr(path), output))
+                    # The input too: a weight of zeros would hide that its rows are mixed.
+                    outputs.append(_Output(f"the input of {path!r}", args[0]))
+                    outputs.append(_Output(f"the output of {path!r}", output))
 
                 handle = module.register_forward_hook(record)
                 stack.callback(handle.remove)

@@ -12,7 +12,7 @@ from torch import nn
 
 import lpbnn
 from lpbnn import backbones
-from lpbnn.methods.mcdropout import DropBefore, ActiveDropout, MCDropout, Streams
+from lpbnn.methods.mcdropout import ActiveDropout, DropBefore, MCDropout, Streams
 
 KINDS = {  # each with the number of dimensions it is for
     nn.Dropout: 2,

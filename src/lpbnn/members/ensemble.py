@@ -208,7 +208,7 @@ class MemberEnsemble(UncertainModel):
             if examples is None:  # in memory of its own: the network may change its input in place
                 own = expand_tree((args, kwargs), batch, 1, masks=masks, copy=count > 1)
             else:
-                own = take_examples((args, kwargs), batch, examples, masks)
+                own = take_examples(self.mask_arguments, args, kwargs, batch, examples)
             state = MemberPass(sampled.take(j, 1), [(first + j) % self.members], batch)
             with self.slot.use(state):
                 output = self.readout(self.net(*own[0], **own[1]))

@@ -124,16 +124,30 @@ def expand_tree(
 
 
 def take_examples(
-    tree: Any, batch: int, examples: slice | Sequence[int], masks: Sequence[Tensor] = ()
-) -> Any:
-    """Return a nested structure with some of the examples, in every tensor that holds them."""
+    arguments: "MaskArguments",
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    batch: int,
+    examples: slice | Sequence[int],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return a call with some of its examples, in every tensor that holds them.
+
+    Attention masks stay, unless they have a row per example and head: these rows go with the examples.
+
+    Example:
+        >>> take_examples([], (torch.tensor([10, 20, 30]),), {}, batch=3, examples=[2, 0])
+        ((tensor([30, 10]),), {})
+    """
+    chosen = examples if isinstance(examples, slice) else list(examples)
+    masks = find_masks(arguments, args, kwargs)
+    head_masks = find_head_masks(arguments, args, kwargs, batch)
 
     def take(x: Tensor) -> Tensor:
-        if not is_batched(x, batch, masks):
-            return x
-        return x[examples if isinstance(examples, slice) else list(examples)]
+        if any(x is mask for mask in head_masks):
+            return x.unflatten(0, (batch, -1))[chosen].flatten(0, 1)
+        return x[chosen] if is_batched(x, batch, masks) else x
 
-    return tree_map_only(Tensor, take, tree)
+    return tree_map_only(Tensor, take, (args, kwargs))
 
 
 def mask_arguments(module: nn.Module) -> MaskArguments:

@@ -201,16 +201,14 @@ def member_weights(layer: nn.Module, factors: LayerFactors) -> Tensor:
     r"""Return W_j = W * (s_j r_j^T) for every member: (M, \*weight.shape), grouped layers included."""
     weight: Tensor = layer.weight  # type: ignore[assignment]
     r, s = factors.r.to(weight.dtype), factors.s.to(weight.dtype)
-    if isinstance(layer, nn.Linear):
-        return weight * (s.unsqueeze(2) * r.unsqueeze(1))
-    groups: int = layer.groups  # type: ignore[assignment]
-    r, s = r.unflatten(1, (groups, -1)), s.unflatten(1, (groups, -1))
-    if isinstance(layer, TRANSPOSED):  # weight: (inputs, outputs / groups, ...)
-        outer = r.unsqueeze(3) * s.unsqueeze(2)
-    else:  # weight: (outputs, inputs / groups, ...)
-        outer = s.unsqueeze(3) * r.unsqueeze(2)
-    outer = outer.flatten(1, 2)
-    return weight * outer[(...,) + (None,) * (weight.dim() - 2)]
+    groups: int = getattr(layer, "groups", 1)
+    rows, columns = (r, s) if isinstance(layer, TRANSPOSED) else (s, r)  # of the weight
+    if groups == 1:
+        outer = rows.unsqueeze(2) * columns.unsqueeze(1)
+    else:  # a group's rows meet that group's columns
+        rows, columns = rows.unflatten(1, (groups, -1)), columns.unflatten(1, (groups, -1))
+        outer = (rows.unsqueeze(3) * columns.unsqueeze(2)).flatten(1, 2)
+    return weight * outer.view(*outer.shape, *(1,) * (weight.dim() - 2))
 
 
 def _apply(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

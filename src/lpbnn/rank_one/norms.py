@@ -43,7 +43,9 @@ class MemberNorm(Wrapper):
 
     def forward(self, x: Tensor) -> Tensor:
         state = self.slot.get()
-        members = range(len(self.norms)) if state is None else state.members
+        count = len(self.norms)
+        # A frozen ensemble has several samples of each member, which share its norm.
+        members = range(count) if state is None else [member % count for member in state.members]
         if len(members) == 1:
             return self.norms[members[0]](x)
         parts = zip(gather(x, len(members)).unbind(), members, strict=True)

@@ -1,4 +1,4 @@
-"""A mask of attention is no batch, though the sequences be as long as the batch; one of padding is."""
+"""Attention masks hold no examples, even if sequences are as long as the batch; padding masks do."""
 
 import copy
 from collections.abc import Callable
@@ -15,12 +15,12 @@ TIME = 6
 class Causal(nn.Module):
     """A transformer that makes its mask of attention itself; that of padding is given."""
 
-    def __init__(self, positional: bool = False, in_turn: bool = False) -> None:
+    def __init__(self, positional: bool = False, loop_members: bool = False) -> None:
         super().__init__()
         self.embed = nn.Linear(4, 8)
         layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, 1)
-        self.encoder.in_turn = in_turn
+        self.encoder.loop_members = loop_members
         self.head = nn.Linear(8, 3)
         self.positional = positional
 
@@ -44,16 +44,16 @@ def inputs(batch: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("positional", [False, True])
 @pytest.mark.parametrize("in_rows", [True, False])
 @pytest.mark.parametrize("include", ["encoder", "encoder.layers.0"])
-def test_a_stage_with_a_mask_gives_what_the_whole_network_gives(
-    batch: int, positional: bool, in_rows: bool, include: str, in_turn: Callable[[bool], None]
+def test_a_part_with_a_mask_gives_what_the_whole_network_gives(
+    batch: int, positional: bool, in_rows: bool, include: str, fill_device: Callable[[bool], None]
 ) -> None:
-    in_turn(not in_rows)
-    net, found = Causal(positional, in_turn=not in_rows).double(), []
+    fill_device(not in_rows)
+    net, found = Causal(positional, loop_members=not in_rows).double(), []
     for whole in ({}, {"expand_at": ""}):
         torch.manual_seed(1)
         made = lpbnn.build(copy.deepcopy(net), "batchensemble", include=include, members=3, **whole)
         found.append(lpbnn.predict(made.double(), inputs_of(batch)).members)
-        assert made.stages != [""] or whole
+        assert made.expand_at != [""] or whole
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-12)
     assert found[0].std(0).min() > 0
 
@@ -63,9 +63,9 @@ def inputs_of(batch: int) -> tuple[Tensor, Tensor]:
     return inputs(batch)
 
 
-def test_dropout_at_a_stage_with_a_mask() -> None:
+def test_dropout_in_a_part_with_a_mask() -> None:
     model = lpbnn.build(Causal().double(), "mcdropout", members=3)
-    assert model.stage == "encoder"
+    assert model.expand_at == ["encoder"]
     assert lpbnn.predict(model, inputs(TIME)).members.shape == (3, TIME, 3)
 
 
@@ -84,7 +84,7 @@ class Given(nn.Module):
 
 @pytest.mark.parametrize("method", ["batchensemble", "mcp", "mimo"])
 @pytest.mark.parametrize("chunk", [None, 2, 4])
-def test_a_mask_that_is_given_is_neither_spread_nor_cut(method: str, chunk: int | None) -> None:
+def test_a_mask_that_is_given_is_neither_expanded_nor_cut(method: str, chunk: int | None) -> None:
     model = lpbnn.build(Given().double(), method)
     x, mask = torch.randn(TIME, TIME, 4).double(), torch.ones(TIME, TIME, dtype=torch.bool).triu(1)
     expected = torch.cat([lpbnn.predict(model, (row, mask)).probs for row in x.split(1)])
@@ -99,7 +99,7 @@ def test_a_mask_that_is_given_is_not_repeated() -> None:
     assert lpbnn.predict(model, (torch.randn(TIME, TIME, 4), mask)).members.shape == (4, TIME, 3)
 
 
-def test_a_mask_that_is_given_is_not_dealt() -> None:
+def test_a_mask_that_is_given_is_not_mixed_by_mimo() -> None:
     model = lpbnn.build(Given(), "mimo")
     mask = torch.ones(TIME, TIME, dtype=torch.bool).triu(1)
     assert model.loss((torch.randn(TIME, TIME, 4), mask), torch.zeros(TIME, dtype=torch.int64))[
@@ -107,7 +107,7 @@ def test_a_mask_that_is_given_is_not_dealt() -> None:
     ]
 
 
-def test_a_stage_with_a_mask_compiles() -> None:
+def test_a_part_with_a_mask_compiles() -> None:
     model = lpbnn.build(Causal().double(), "batchensemble", include="encoder", members=3).eval()
     call = inputs(TIME)
     compiled = torch.compile(model, backend="eager")
@@ -116,7 +116,7 @@ def test_a_stage_with_a_mask_compiles() -> None:
     torch._dynamo.reset()
 
 
-def test_a_mask_of_a_users_own_is_spread_if_it_has_a_row_for_each_example() -> None:
+def test_a_users_own_mask_is_expanded_if_it_has_a_row_for_each_example() -> None:
     class Masked(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -154,13 +154,6 @@ def test_padding_under_the_name_of_a_mask_of_attention_goes_with_its_examples(
     model = lpbnn.build(Padded().double(), method)
     x, padding = inputs(TIME + 2)
     assert lpbnn.predict(model, (x, padding.double()), chunk=chunk).probs.shape == (TIME + 2, 3)
-
-
-@pytest.mark.parametrize("method", ["lpbnn", "mcdropout", "mimo"])
-def test_a_model_that_was_pickled_before_masks_were_known_still_answers(method: str) -> None:
-    model = lpbnn.build(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), method, num_data=9)
-    del model._masks
-    assert lpbnn.predict(model, torch.randn(5, 4)).probs.shape == (5, 3)
 
 
 class ByHead(nn.Module):
@@ -203,8 +196,8 @@ def test_a_mask_of_attention_is_no_batch_of_an_ensemble() -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 3, 4, 5])
-def test_a_mask_by_head_is_dealt_out_with_the_examples(batch: int) -> None:
-    """In training too, where the members' shares of a batch are not equal: the first come again."""
+def test_a_mask_by_head_is_split_with_the_examples(batch: int) -> None:
+    """In training too, where J does not divide the batch and the first examples come again."""
     model = lpbnn.build(ByHead().double(), "batchensemble", members=2, init_std=0.0).train()
     call, y = masked(batch), torch.arange(batch) % 3
     plain = lpbnn.build(copy.deepcopy(lpbnn.undo(copy.deepcopy(model))), "mcp").train()

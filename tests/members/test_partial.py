@@ -1,7 +1,8 @@
-"""Where a part of a network is converted: the rest runs once, and the members share it exactly."""
+"""Partial conversion: the unconverted part runs once, and the members share it exactly."""
 
 import copy
 import gc
+import importlib
 import weakref
 from collections.abc import Callable
 
@@ -12,7 +13,6 @@ from networks import Decoder, EncoderDecoder, Mlp, ResNet, members_and_ordinary,
 from torch import nn
 
 import lpbnn
-from lpbnn import prediction
 
 PARTIAL = {
     "decoder": (EncoderDecoder, (3, 5, 5), {"include": "decoder.*"}, ["decoder"]),
@@ -30,24 +30,27 @@ PARTIAL = {
 
 
 @pytest.mark.parametrize("case", PARTIAL)
-def test_partial_conversion_equals_the_fully_spread_computation(case: str) -> None:
-    make, shape, options, stages = PARTIAL[case]
+def test_partial_conversion_equals_the_computation_with_the_whole_network_expanded(
+    case: str,
+) -> None:
+    make, shape, options, points = PARTIAL[case]
     net = settle(make()).double()
     model = lpbnn.build(net, "lpbnn", members=3, num_data=10, **options).eval()
-    assert model.expand_at == stages
     x = torch.randn(4, *shape, dtype=torch.float64)
     together, alone = members_and_ordinary(model, x)
     torch.testing.assert_close(together, alone)
+    assert model.expand_at == points
     torch.manual_seed(7)
     partly = model(x)
-    model.expand_at = [""]
+    model.use_expansion_points([""])
     torch.manual_seed(7)
     torch.testing.assert_close(partly, model(x), rtol=0, atol=1e-14)
 
 
 def test_the_unconverted_part_runs_once_per_example() -> None:
     net = EncoderDecoder()
-    model = lpbnn.build(net, "lpbnn", members=4, num_data=10, include="decoder").eval()
+    options = {"members": 4, "num_data": 10, "include": "decoder", "check": False}
+    model = lpbnn.build(net, "lpbnn", **options).eval()
     model(torch.randn(2, 3, 5, 5))
     assert (net.encoder[2].rows, net.decoder.count.rows) == (2, 8)
 
@@ -55,26 +58,38 @@ def test_the_unconverted_part_runs_once_per_example() -> None:
 @pytest.mark.parametrize("size", [1, 3, 4])
 def test_partial_conversion_trains_by_split(size: int) -> None:
     net = EncoderDecoder()
-    model = lpbnn.build(net, "lpbnn", members=4, num_data=10, include="decoder").train()
+    options = {"members": 4, "num_data": 10, "include": "decoder", "check": False}
+    model = lpbnn.build(net, "lpbnn", **options).train()
     model.loss(torch.randn(size, 3, 5, 5), torch.randint(3, (size, 5, 5)))["loss"].backward()
     assert (net.encoder[2].rows, net.decoder.count.rows) == (size, 4)
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
 
-def test_a_tensor_around_the_stage_is_explained() -> None:
-    class Around(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+class Around(nn.Module):
+    """A tensor goes around the converted layer."""
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = self.a(x)
-            return x + self.b(x)
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
 
-    model = lpbnn.build(Around(), "batchensemble", include="b")
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x)
+        return x + self.b(x)
+
+
+def test_a_tensor_around_the_expansion_point_is_found_by_the_check() -> None:
+    model = lpbnn.build(Around().double(), "batchensemble", include="b").double()
+    assert model.expand_at == ["b"]
+    together, alone = members_and_ordinary(model, torch.randn(3, 4).double())
+    assert model.expand_at == [""]
+    torch.testing.assert_close(together, alone)
+
+
+def test_a_tensor_around_the_expansion_point_is_explained_without_a_check() -> None:
+    model = lpbnn.build(Around(), "batchensemble", include="b", check=False)
     with pytest.raises(RuntimeError) as caught:
         model(torch.randn(3, 4))
-    assert "spreads the batch over the members at ['b']" in str(caught.value)  # logs drop notes
+    assert "expands the batch to the members at ['b']" in str(caught.value)  # logs drop notes
     assert "build(..., expand_at='') for the whole network" in str(caught.value)
     assert "must match" in str(caught.value)  # torch's own words
     assert type(caught.value.__cause__) is RuntimeError
@@ -83,21 +98,22 @@ def test_a_tensor_around_the_stage_is_explained() -> None:
 
 
 @pytest.mark.parametrize("names", ["decoder", ("encoder", "decodr"), 3])
-def test_parts_that_a_module_names_must_exist(names: object) -> None:
+def test_expansion_points_that_a_module_names_must_exist(names: object) -> None:
     net = EncoderDecoder()
     net.expand_at = names
     with pytest.raises(ValueError, match="EncoderDecoder has expand_at = .*expected the names of"):
         lpbnn.build(net, "batchensemble", include="decoder")
 
 
-def test_parts_that_leave_out_a_converted_layer_are_not_taken() -> None:
+def test_named_points_that_leave_out_a_converted_layer_are_not_used() -> None:
     net = EncoderDecoder()
     net.decoder.expand_at = ("count", "mix")
     model = lpbnn.build(net, "batchensemble", include="decoder.*")
     assert model.expand_at == ["decoder"]
 
 
-def test_an_error_of_its_own_kind_stays_what_it_is() -> None:
+@pytest.mark.parametrize("check", [True, False])
+def test_an_error_of_a_special_kind_keeps_its_type(check: bool) -> None:
     class Full(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -106,21 +122,22 @@ def test_an_error_of_its_own_kind_stays_what_it_is() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             raise torch.OutOfMemoryError("out of memory")
 
-    model = lpbnn.build(Full(), "batchensemble", include="b")
+    model = lpbnn.build(Full(), "batchensemble", include="b", check=check)
     with pytest.raises(torch.OutOfMemoryError) as caught:
         model(torch.randn(3, 4))
     assert str(caught.value) == "out of memory"
-    assert "spreads the batch over the members at ['b']" in caught.value.__notes__[0]
+    if not check:
+        assert "expands the batch to the members at ['b']" in caught.value.__notes__[0]
 
 
-def test_several_doors_may_be_named() -> None:
+def test_several_expansion_points_may_be_named() -> None:
     torch.manual_seed(0)
     net, x = ResNet().eval(), torch.randn(3, 3, 8, 8)
     options = {"members": 3, "include": ["stage2", "head"]}
     found = []
-    for doors in (["stage2", "head"], "stage2", ""):
+    for points in (["stage2", "head"], "stage2", ""):
         torch.manual_seed(1)
-        made = lpbnn.build(copy.deepcopy(net), "batchensemble", expand_at=doors, **options)
+        made = lpbnn.build(copy.deepcopy(net), "batchensemble", expand_at=points, **options)
         found.append(made.eval()(x))
     torch.testing.assert_close(found[0], found[1])
     torch.testing.assert_close(found[0], found[2])
@@ -131,7 +148,7 @@ def test_several_doors_may_be_named() -> None:
 
 
 class UNet(nn.Module):
-    """Skips go around every part that a partial conversion makes a door."""
+    """A skip goes around every expansion point of a partial conversion."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,10 +161,13 @@ class UNet(nn.Module):
 
 
 @pytest.mark.parametrize("batch", [4, 5])
-def test_a_skip_around_the_doors_is_told_with_its_remedy(batch: int) -> None:
+def test_a_skip_around_the_expansion_points_is_found_or_refused_with_advice(batch: int) -> None:
     options = {"include": ["u*", "out"], "task": "segmentation", "num_data": 9}
-    model = lpbnn.build(UNet(), "lpbnn", **options)
     x, y = torch.randn(batch, 3, 2, 2), torch.zeros(batch, 2, 2, dtype=torch.int64)
+    model = lpbnn.build(UNet(), "lpbnn", **options)
+    assert lpbnn.predict(model, x).probs.shape == (batch, 3, 2, 2)
+    assert (model.expand_at, model.execution) == ([""], "batched")
+    model = lpbnn.build(UNet(), "lpbnn", check=False, **options)
     with pytest.raises(RuntimeError, match=r"(?s)Expected size .*build\(..., expand_at=''\)"):
         lpbnn.predict(model, x)
     helped = lpbnn.build(UNet(), "lpbnn", expand_at="", **options)
@@ -155,15 +175,15 @@ def test_a_skip_around_the_doors_is_told_with_its_remedy(batch: int) -> None:
     assert lpbnn.predict(helped, x).probs.shape == (batch, 3, 2, 2)
 
 
-def test_spread_at_must_exist() -> None:
+def test_expand_at_must_exist() -> None:
     with pytest.raises(ValueError, match="expand_at='decodr' is no module"):
         lpbnn.build(EncoderDecoder(), "batchensemble", expand_at="decodr")
 
 
 @pytest.mark.parametrize("batch_norm", ["shared", "member"])
 @pytest.mark.parametrize("case", PARTIAL)
-def test_members_in_turn_answer_as_members_together(
-    case: str, batch_norm: str, in_turn: Callable[[bool], None]
+def test_members_one_by_one_answer_as_members_together(
+    case: str, batch_norm: str, fill_device: Callable[[bool], None]
 ) -> None:
     make, shape, options, paths = PARTIAL[case]
     net = settle(make()).double()
@@ -173,31 +193,35 @@ def test_members_in_turn_answer_as_members_together(
         net, "lpbnn", members=3, num_data=10, batch_norm=batch_norm, **options
     ).double()
     x = torch.randn(4, *shape, dtype=torch.float64)
-    in_turn(False)
+    fill_device(False)
     together = lpbnn.predict(model, x, samples=2, seed=1, chunk=8)
-    in_turn(True)
-    turns = lpbnn.predict(model, x, samples=2, seed=1, chunk=8)
-    torch.testing.assert_close(turns.members, together.members, rtol=0, atol=1e-14)
+    fill_device(True)
+    one_by_one = lpbnn.predict(model, x, samples=2, seed=1, chunk=8)
+    torch.testing.assert_close(one_by_one.members, together.members, rtol=0, atol=1e-14)
     again = lpbnn.predict(model, x, samples=2, seed=1, chunk=8)
-    assert torch.equal(again.members, turns.members)
+    assert torch.equal(again.members, one_by_one.members)
 
 
-def test_in_turn_the_shared_part_still_runs_once(in_turn: Callable[[bool], None]) -> None:
-    in_turn(True)
+def test_the_shared_part_runs_once_if_members_run_one_by_one(
+    fill_device: Callable[[bool], None],
+) -> None:
+    fill_device(True)
     net = EncoderDecoder()
-    model = lpbnn.build(net, "lpbnn", members=4, num_data=10, include="decoder")
+    options = {"members": 4, "num_data": 10, "include": "decoder", "check": False}
+    model = lpbnn.build(net, "lpbnn", **options)
     lpbnn.predict(model, torch.randn(2, 3, 5, 5))
     assert net.encoder[2].rows == 2
     assert net.decoder.count.calls == [2, 2, 2, 2]  # one member's rows at a time
 
 
 @pytest.mark.parametrize("one_by_one", [True, False])
-def test_the_shared_part_runs_once_for_all_draws(
-    one_by_one: bool, in_turn: Callable[[bool], None]
+def test_the_shared_part_runs_once_for_all_samples(
+    one_by_one: bool, fill_device: Callable[[bool], None]
 ) -> None:
-    in_turn(one_by_one)
+    fill_device(one_by_one)
     net = EncoderDecoder()
-    model = lpbnn.build(net, "lpbnn", members=3, num_data=10, include="decoder").double()
+    options = {"members": 3, "num_data": 10, "include": "decoder", "check": False}
+    model = lpbnn.build(net, "lpbnn", **options).double()
     x = torch.randn(2, 3, 5, 5).double()
     once = lpbnn.predict(model, x, samples=4, seed=2)
     assert net.encoder[2].rows == 2
@@ -212,11 +236,11 @@ def test_the_shared_part_runs_once_for_all_draws(
 
 
 @pytest.mark.parametrize("batch_norm", ["shared", "member"])
-def test_a_compiled_network_takes_its_members_in_turn(
-    batch_norm: str, in_turn: Callable[[bool], None]
+def test_a_compiled_network_runs_its_members_one_by_one(
+    batch_norm: str, fill_device: Callable[[bool], None]
 ) -> None:
-    """Written out once, not compiled again for another draw; many members go a few at a time."""
-    in_turn(True)
+    """Written out once, not compiled again for another sample; many members run a few at a time."""
+    fill_device(True)
     net = settle(ResNet())
     net.stage2.loop_members = True
     model = lpbnn.build(
@@ -247,34 +271,40 @@ class Odd(Decoder):
         return {"out": super().forward(features), "scale": torch.ones(())}
 
 
-def test_a_hook_in_the_stage_sees_all_members_together(in_turn: Callable[[bool], None]) -> None:
-    in_turn(True)
+def test_a_users_hook_in_a_part_sees_all_members_together(
+    fill_device: Callable[[bool], None],
+) -> None:
+    fill_device(True)
     net = EncoderDecoder()
     seen: list[int] = []
     net.decoder.out[0].register_forward_hook(lambda module, args, output: seen.append(len(output)))
     model = lpbnn.build(net, "batchensemble", members=3, include="decoder.mix", expand_at="decoder")
     lpbnn.predict(model, torch.randn(2, 3, 5, 5))
+    seen.clear()  # the check is over
+    lpbnn.predict(model, torch.randn(2, 3, 5, 5))
     assert seen == [6]
 
 
-def test_a_promise_that_is_not_kept_is_told_and_without_one_members_stay_together(
-    in_turn: Callable[[bool], None],
+def test_a_broken_promise_is_refused_and_without_it_members_run_together(
+    fill_device: Callable[[bool], None],
 ) -> None:
-    in_turn(True)
+    fill_device(True)
     net = EncoderDecoder(Odd())
     model = lpbnn.build(net, "batchensemble", members=3, include="decoder", task="segmentation")
     x = torch.randn(2, 3, 5, 5)
-    with pytest.raises(RuntimeError, match="Odd has loop_members = True and got 2 rows, but returned"):
+    with pytest.raises(
+        RuntimeError, match="Odd has loop_members = True and got 2 rows, but returned"
+    ):
         lpbnn.predict(model, x)
-    net.decoder.in_turn = False
+    net.decoder.loop_members = False
     assert lpbnn.predict(model, x).members.shape == (3, 2, 3, 5, 5)
 
 
 @pytest.mark.parametrize("member", [0, 2])
-def test_a_stage_that_breaks_leaves_the_model_as_it_was(
-    member: int, in_turn: Callable[[bool], None]
+def test_a_part_that_raises_leaves_the_model_as_it_was(
+    member: int, fill_device: Callable[[bool], None]
 ) -> None:
-    in_turn(True)
+    fill_device(True)
     net = EncoderDecoder()
     model = lpbnn.build(net, "batchensemble", members=3, include="decoder")
     x = torch.randn(2, 3, 5, 5)
@@ -291,14 +321,14 @@ def test_a_stage_that_breaks_leaves_the_model_as_it_was(
         lpbnn.predict(model, x)
     del net.decoder.count.forward
     assert torch.equal(lpbnn.predict(model, x).members, before)
-    assert all(layer._held is None for layer in model.layers)
+    assert model.slot.get() is None
 
 
-def test_memory_grows_by_a_members_outputs_not_by_its_activations(
+def test_memory_grows_by_the_outputs_of_a_member_and_not_by_its_activations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As with street scenes: another member adds its logits, 3 channels, where its maps have 8."""
-    monkeypatch.setattr(prediction, "AT_ONCE", 1)
+    monkeypatch.setattr(importlib.import_module("lpbnn.predict"), "AT_ONCE", 1)
     x = torch.randn(1, 3, 160, 160)
     peaks = []
     for members in (2, 6):
@@ -324,7 +354,7 @@ def test_undo_takes_every_hook_away() -> None:
 
 
 @pytest.mark.parametrize("include", [None, "decoder"])
-def test_a_model_is_gone_when_nobody_uses_it(include: str | None) -> None:
+def test_a_models_memory_is_freed_with_its_last_reference(include: str | None) -> None:
     """It does not refer to itself: its memory is free at once, not when somebody collects garbage."""
     model = lpbnn.build(EncoderDecoder(), "lpbnn", num_data=10, include=include)
     lpbnn.predict(model, torch.randn(2, 3, 5, 5))

@@ -9,10 +9,12 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import lpbnn
-from lpbnn.members.rows import spread
-from lpbnn.rank_one.factors import FixedFactors, GaussianFactors, PointFactors, draw_all
-from lpbnn.rank_one.layer import RankOneLayer, widths
-from lpbnn.rank_one.vae import LatentFactors
+from lpbnn.convert.checks import widths
+from lpbnn.members.passes import MemberPass
+from lpbnn.members.rows import expand_batch
+from lpbnn.rank_one.factors import FixedFactors, GaussianFactors, LayerFactors, PointFactors
+from lpbnn.rank_one.layer import RankOneLayer, sample_layers
+from lpbnn.rank_one.vae import LatentFactors, LatentPosterior
 
 LAYERS = {
     "linear": (lambda: nn.Linear(4, 6), (4,)),
@@ -26,30 +28,38 @@ LAYERS = {
     "transposed2d": (lambda: nn.ConvTranspose2d(4, 6, 3, 2, output_padding=1, groups=2), (4, 5, 5)),
     "transposed3d": (lambda: nn.ConvTranspose3d(4, 6, 2, stride=2, bias=False), (4, 3, 3, 3)),
 }
+WAYS = ["_run_members_in_turn", "_scale_activations"]
 FACTORS = {"point": PointFactors, "gaussian": GaussianFactors, "latent": LatentFactors}
 
 
 def build(kind: str, members: int = 3, factors: str = "point") -> tuple[RankOneLayer, torch.Tensor]:
     make, shape = LAYERS[kind]
     layer = make()
-    fast = RankOneLayer(layer, FACTORS[factors](members, *widths(layer)), kind).double()
-    if fast.member_bias is not None:
-        nn.init.normal_(fast.member_bias)
-    return fast, torch.randn(2 * members, *shape, dtype=torch.float64)
+    converted = RankOneLayer(layer, FACTORS[factors](members, *widths(layer)), kind).double()
+    if converted.member_bias is not None:
+        nn.init.normal_(converted.member_bias)
+    return converted, torch.randn(2 * members, *shape, dtype=torch.float64)
+
+
+def sample(layer: RankOneLayer) -> LayerFactors:
+    return sample_layers([layer])[0]
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-@pytest.mark.parametrize("way", ["_by_member_weights", "_by_scaled_activations"])
+@pytest.mark.parametrize("way", WAYS)
 def test_each_member_is_the_layer_with_its_weight(kind: str, way: str) -> None:
-    fast, x = build(kind)
-    draw = fast.draw()
-    together = getattr(fast, way)(x, draw)
+    layer, x = build(kind)
+    factors = sample(layer)
+    together = getattr(layer, way)(x, factors)
     for j in range(3):
-        plain = copy.deepcopy(fast.layer)
-        plain.weight = nn.Parameter(restate_weight(plain, draw.r[j], draw.s[j]))
-        if draw.bias is not None:
-            plain.bias = nn.Parameter(draw.bias[j])
-        torch.testing.assert_close(together[2 * j : 2 * j + 2], plain(x[2 * j : 2 * j + 2]))
+        rows = x[2 * j : 2 * j + 2]
+        plain = copy.deepcopy(layer.layer)
+        plain.weight = nn.Parameter(restate_weight(plain, factors.r[j], factors.s[j]))
+        if factors.bias is not None:
+            plain.bias = nn.Parameter(factors.bias[j])
+        torch.testing.assert_close(together[2 * j : 2 * j + 2], plain(rows))
+        one = LayerFactors(*(None if f is None else f[j : j + 1] for f in factors))
+        torch.testing.assert_close(layer.run_member(rows, one), plain(rows))
 
 
 @pytest.mark.parametrize("kind", LAYERS)
@@ -67,7 +77,7 @@ def test_gradients_of_every_factor(kind: str, factors: str) -> None:
 
 
 def test_gradients_of_the_penalties() -> None:
-    factors = LatentFactors(3, 5, 2, latent=4).double()
+    factors = LatentFactors(3, 5, 2, latent=4, train_r=True, train_decoder=True).double()
     parameters = dict(factors.named_parameters())
 
     class Terms(nn.Module):
@@ -76,7 +86,9 @@ def test_gradients_of_the_penalties() -> None:
             self.factors = factors
 
         def forward(self) -> torch.Tensor:
-            return torch.stack(LatentFactors.terms([self.factors]))
+            posterior = LatentPosterior([self.factors])
+            terms = [posterior.kl(), posterior.squared_error(True), posterior.squared_error(False)]
+            return torch.stack(terms)
 
     terms = Terms()
 
@@ -99,12 +111,12 @@ def test_one_member_with_unit_factors_is_the_plain_layer_to_the_last_bit(kind: s
     assert torch.equal(RankOneLayer(layer, ones)(x), expected)
 
 
-@pytest.mark.parametrize("way", ["_by_member_weights", "_by_scaled_activations"])
+@pytest.mark.parametrize("way", WAYS)
 def test_channels_last_is_kept(way: str) -> None:
     layer = nn.Conv2d(8, 8, 3, padding=1).to(memory_format=torch.channels_last)
     fast = RankOneLayer(layer, PointFactors(2, 8, 8))
     x = torch.randn(4, 8, 6, 6).to(memory_format=torch.channels_last)
-    y = getattr(fast, way)(x, fast.draw())
+    y = getattr(fast, way)(x, sample(fast))
     assert y.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -115,7 +127,7 @@ def test_autocast_computes_the_factors_in_float32(kind: str, factors: str) -> No
     fast, x = build(kind, factors=factors)
     fast.float()
     with torch.autocast("cpu", torch.bfloat16):
-        draw = fast.draw()
+        draw = sample(fast)
         y = fast(x.float())
     assert draw.r.dtype == draw.s.dtype == torch.float32
     assert y.dtype == torch.bfloat16
@@ -130,14 +142,18 @@ def test_output_size_of_a_transposed_convolution() -> None:
     layer = nn.ConvTranspose2d(4, 6, 3, stride=2)
     fast = RankOneLayer(layer, PointFactors(2, 4, 6))
     x = torch.randn(4, 4, 5, 5)
-    for way in (fast._by_member_weights, fast._by_scaled_activations):
-        assert way(x, fast.draw(), output_size=[12, 12]).shape[2:] == (12, 12)
+    factors = sample(fast)
+    together = fast(x, output_size=[12, 12])
+    assert together.shape[2:] == (12, 12)
+    one = LayerFactors(factors.r[:1], factors.s[:1], factors.bias[:1])
+    alone = fast.run_member(x[:2], one, output_size=[12, 12])
+    torch.testing.assert_close(alone, together[:2])
 
 
 def test_a_parametrised_layer_keeps_its_parametrisation() -> None:
     layer = parametrizations.spectral_norm(nn.Linear(4, 6)).eval()
     fast = RankOneLayer(layer, PointFactors(2, 4, 6))
-    draw = fast.draw()
+    draw = sample(fast)
     x = torch.randn(4, 4)
     expected = draw.s[0] * nn.functional.linear(draw.r[0] * x[:2], layer.weight) + draw.bias[0]
     torch.testing.assert_close(fast(x)[:2], expected)
@@ -162,11 +178,11 @@ def test_rows_that_are_no_multiple_of_the_members() -> None:
         fast(x[:5])
 
 
-def test_drawn_together_or_alone_is_the_same_to_rounding() -> None:
+def test_sampled_together_or_alone_is_the_same_to_rounding() -> None:
     many = [LatentFactors(3, width, 4) for width in (5, 6, 5, 5)]
     torch.manual_seed(3)
-    together = draw_all(many)
-    torch.manual_seed(3)  # all noise in one draw, widths in order of first appearance
+    together = LatentFactors.posterior(many).sample()
+    torch.manual_seed(3)  # all noise in one draw, ordered by width
     in_order = torch.randn(4, 1, 3, 32)
     noise = [in_order[i] for i in (0, 3, 1, 2)]
     for factors, (r, s), eps in zip(many, together, noise, strict=True):
@@ -195,8 +211,8 @@ def test_a_compiled_loss_takes_any_batch_and_gives_the_same_gradients(method: st
     torch._dynamo.reset()
 
 
-def test_what_a_compiler_takes_for_the_converted_layers_is_what_is_there() -> None:
-    """It does not walk through the network: a copy has its own layers, and one undone has none."""
+def test_a_copy_has_its_own_layers_and_an_undone_network_has_none() -> None:
+    """For a compiler, too."""
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
     model = lpbnn.build(net, "batchensemble", members=2, batch_norm="member")
     twin = copy.deepcopy(model)
@@ -206,7 +222,7 @@ def test_what_a_compiler_takes_for_the_converted_layers_is_what_is_there() -> No
         torch.testing.assert_close(compiled(x, y)["loss"], one.loss(x, y)["loss"])
         assert all(layer in set(one.modules()) for layer in one.layers)
     lpbnn.undo(twin)
-    with pytest.raises(Exception, match="no converted layer"):
+    with pytest.raises(Exception, match="the network was converted back"):
         torch.compile(twin.loss, backend="eager")(x, y)
     assert len(model.layers) == 2
     torch._dynamo.reset()
@@ -214,9 +230,7 @@ def test_what_a_compiler_takes_for_the_converted_layers_is_what_is_there() -> No
 
 @pytest.mark.parametrize("parametrized", [False, True])
 @pytest.mark.parametrize("kind", LAYERS)
-def test_a_batch_that_is_not_spread_gets_its_members_from_the_layer(
-    kind: str, parametrized: bool
-) -> None:
+def test_a_layer_that_may_expand_the_batch_does_so(kind: str, parametrized: bool) -> None:
     torch.manual_seed(0)
     fast, x = build(kind)
     if parametrized:
@@ -224,10 +238,11 @@ def test_a_batch_that_is_not_spread_gets_its_members_from_the_layer(
     x = x[:2]
     if x.dim() == 4:
         x = x.to(memory_format=torch.channels_last)
-    fast._late, fast._rows, fast._held = True, 6, fast.draw()
-    y, expected = fast(x), fast(spread(x, 3))
-    torch.testing.assert_close(y, expected, rtol=0, atol=1e-12)
-    assert y.stride() == expected.stride()
-    fast._late = False
-    with pytest.raises(ValueError, match="2 rows for 3 members"):
-        fast(x)
+    fast.expands_batch = True
+    with fast.slot.use(MemberPass(sample_layers([fast]), range(3), batch=2)):
+        y, expected = fast(x), fast(expand_batch(x, 3))
+        torch.testing.assert_close(y, expected, rtol=0, atol=1e-12)
+        assert y.stride() == expected.stride()
+        fast.expands_batch = False
+        with pytest.raises(ValueError, match="2 rows for 3 members"):
+            fast(x)

@@ -76,7 +76,7 @@ def test_the_rate_of_fast_weights_cannot_be_lost() -> None:
 
 
 def test_two_losses_of_checkpointed_blocks_before_one_backward() -> None:
-    """A block that is computed again uses the draw of the pass that is differentiated, not the last one."""
+    """A block that is computed again uses the sample of the pass that is differentiated."""
 
     class Checkpointed(nn.Module):
         def __init__(self, again: bool) -> None:
@@ -94,7 +94,7 @@ def test_two_losses_of_checkpointed_blocks_before_one_backward() -> None:
     gradients = []
     for again in (True, False):
         torch.manual_seed(0)
-        model = lpbnn.build(Checkpointed(again), "lpbnn", num_data=9, noise="example").double()
+        model = lpbnn.build(Checkpointed(again), "lpbnn", num_data=9).double()
         torch.manual_seed(1)
         sum(model.loss(x, y)["loss"] for x, y in batches).backward()  # type: ignore[union-attr]
         gradients.append([p.grad for p in model.parameters()])
@@ -104,10 +104,10 @@ def test_two_losses_of_checkpointed_blocks_before_one_backward() -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("method", ["meanfield", "lpbnn"])
-def test_a_pass_of_the_network_alone_does_not_use_the_draw_of_a_model_before_it(
+def test_a_call_of_the_network_alone_does_not_use_the_sample_of_an_earlier_pass(
     method: str, reentrant: bool
 ) -> None:
-    """Its checkpoint draws again from the generator's state, which torch keeps for it."""
+    """Its checkpoint samples again from the generator's state, which torch keeps for it."""
     net = nn.Sequential(nn.Linear(4, 3))
     options = {"std": 0.3} if method == "meanfield" else {}
     model = lpbnn.build(net, method, num_data=10, **options).double()

@@ -5,12 +5,12 @@ import copy
 import pytest
 import torch
 from networks import ConvNet, ResNet, settle
-from torch import Tensor, nn
+from torch import nn
 
 import lpbnn
-from lpbnn.rank_one import norms
-from lpbnn.rank_one.layer import RankOneLayer
-from lpbnn.rank_one.norms import MemberNorm, RowNorm, by_rows
+from lpbnn.rank_one.factors import FixedFactors
+from lpbnn.rank_one.layer import RankOneLayer, sample_layers
+from lpbnn.rank_one.norms import MemberNorm
 
 
 def build(method: str = "lpbnn", **options: object) -> lpbnn.UncertainModel:
@@ -25,12 +25,10 @@ def alone(model: lpbnn.UncertainModel, member: int) -> nn.Module:
             if isinstance(child, MemberNorm):
                 setattr(parent, name, child.norms[member])
             elif isinstance(child, RankOneLayer):
-                draw = child.draw().take(slice(member, member + 1))
-                child.factors = lpbnn.rank_one.factors.FixedFactors(
-                    draw.r.detach(), draw.s.detach()
-                )
-                if draw.bias is not None:
-                    child.member_bias = nn.Parameter(draw.bias)
+                (own,) = sample_layers([child]).take(member, 1)
+                child.factors = FixedFactors(own.r.detach(), own.s.detach())
+                if own.bias is not None:
+                    child.member_bias = nn.Parameter(own.bias)
     return net
 
 
@@ -53,7 +51,7 @@ def test_statistics_of_members_differ_after_training_and_are_used() -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 4, 7, 100])
-def test_portions_of_members_meet_their_own_norms(chunk: int) -> None:
+def test_members_of_a_chunk_use_their_own_norms(chunk: int) -> None:
     model = build().double()
     for j, norm in enumerate(m for m in model.modules() if isinstance(m, MemberNorm)):
         for i, inner in enumerate(norm.norms):
@@ -81,7 +79,7 @@ def test_every_parameter_learns_and_undo_gives_the_network_back() -> None:
     assert all(p.requires_grad for p in net.parameters())
 
 
-def test_a_part_converted_leaves_the_shared_part_shared() -> None:
+def test_norms_of_the_unconverted_part_stay_shared() -> None:
     model = build(include=["stage2", "head"])
     where = {path for path, m in model.net.named_modules() if isinstance(m, MemberNorm)}
     assert where == {"stage2.body.1", "stage2.body.4"}
@@ -106,74 +104,8 @@ def test_it_compiles_and_exports() -> None:
     torch.testing.assert_close(program(x[:3]), frozen(x[:3]))
 
 
-@pytest.mark.parametrize("momentum", [0.1, 0.7])
-@pytest.mark.parametrize("offset", [0.0, 1e4])  # of a size that a sum of squares would drown in
-def test_sums_by_rows_are_batch_norm(momentum: float, offset: float) -> None:
-    own = nn.BatchNorm2d(4, momentum=momentum).double()
-    nn.init.uniform_(own.weight)
-    nn.init.normal_(own.bias)
-    other = copy.deepcopy(own)
-    x = (offset + torch.randn(6, 4, 5, 3).double()).requires_grad_()
-    z = x.detach().clone().requires_grad_()
-    for _ in range(2):
-        expected, found = own(x), by_rows(other, z)
-        torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7)
-        weights = torch.randn_like(expected)
-        (expected * weights).sum().backward()
-        (found * weights).sum().backward()
-    torch.testing.assert_close(z.grad, x.grad, rtol=1e-6, atol=1e-6)
-    for mine, theirs in zip(other.parameters(), own.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(other.state_dict(), own.state_dict(), rtol=1e-9, atol=1e-9)
-
-
-def test_sums_by_rows_compile_without_a_break_and_keep_the_precision_of_their_input() -> None:
-    norm = nn.BatchNorm2d(4)
-    compiled = torch.compile(by_rows, backend="eager", fullgraph=True)
-    x = torch.randn(3, 4, 5, 5)
-    torch.testing.assert_close(compiled(norm, x), norm(x))
-    assert by_rows(norm, x.bfloat16()).dtype == torch.bfloat16
-    torch._dynamo.reset()
-
-
-def test_batch_norms_of_the_members_part_sum_by_rows_until_undo() -> None:
-    net = ResNet()
-    keys, shown = list(net.state_dict()), repr(net)
-    model = lpbnn.build(net, "lpbnn", members=3, num_data=10, include=["stage2", "head"])
-    chosen = [path for path, module in net.named_modules() if type(module) is RowNorm]
-    assert chosen == ["stage2.body.1", "stage2.body.4"]
-    assert "RowNorm" not in repr(model)
-    x = torch.randn(6, 3, 8, 8)
-    model.train().loss(x, torch.randint(3, (6,)))["loss"].backward()
-    assert lpbnn.undo(model) is net
-    assert not any(type(module) is RowNorm for module in net.modules())
-    assert (list(net.state_dict()), repr(net)) == (keys, shown)
-
-
-class OnGpu(Tensor):
-    """A tensor that says it is on a GPU, as a batch norm asks."""
-
-    @property
-    def is_cuda(self) -> bool:  # type: ignore[override]
-        return True
-
-
-@pytest.mark.parametrize(("shape", "by_row"), [((4, 3, 8, 8), True), ((4, 3, 64, 64), False)])
-def test_large_rows_are_left_to_torch(
-    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], by_row: bool
-) -> None:
-    calls: list[Tensor] = []
-    monkeypatch.setattr(norms, "by_rows", lambda norm, x: calls.append(x) or x)
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    norms.sum_by_rows(norm := nn.Sequential(nn.BatchNorm2d(3)))
-    norm.train()(torch.randn(shape).as_subclass(OnGpu))
-    assert bool(calls) is by_row
-    norm.eval()(torch.randn(shape).as_subclass(OnGpu))
-    assert len(calls) == by_row
-
-
 @pytest.mark.parametrize("batch", [1, 3, 4])
-def test_a_last_batch_too_small_for_a_norm_of_each_member_is_told(batch: int) -> None:
+def test_a_batch_too_small_for_a_norm_per_member_is_refused_with_advice(batch: int) -> None:
     def small(**options: str) -> lpbnn.UncertainModel:
         net = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
         return lpbnn.build(net, "batchensemble", members=4, **options).train()

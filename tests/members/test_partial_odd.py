@@ -23,7 +23,7 @@ class Changing(Decoder):
 class Reusing(Decoder):
     """Its output lies in memory that the next call writes to."""
 
-    in_turn = False
+    loop_members = False
 
     def forward(self, features: dict[str, torch.Tensor]) -> torch.Tensor:
         out = super().forward(features)
@@ -43,7 +43,7 @@ class Leaving(EncoderDecoder):
 
 
 class Stashing(Decoder):
-    in_turn = False
+    loop_members = False
 
     def forward(self, features: dict[str, torch.Tensor]) -> torch.Tensor:
         out = super().forward(features)
@@ -58,7 +58,7 @@ class Tied(nn.Module):
         super().__init__()
         self.first, self.head = nn.Linear(5, 6), nn.Linear(6, 6)
         self.block = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), self.head)
-        self.head.in_turn = self.block.loop_members = True
+        self.head.loop_members = self.block.loop_members = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.block(self.first(x)))
@@ -162,9 +162,9 @@ ODD: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], object]] = {
 @pytest.mark.parametrize("samples", [1, 2])
 @pytest.mark.parametrize("case", ODD)
 def test_odd_stages_give_what_the_whole_network_gives(
-    case: str, samples: int, in_turn: Callable[[bool], None]
+    case: str, samples: int, fill_device: Callable[[bool], None]
 ) -> None:
-    in_turn(True)
+    fill_device(True)
     make, shape, include = ODD[case]
     torch.manual_seed(0)
     net = make().double()
@@ -183,7 +183,7 @@ def test_odd_stages_give_what_the_whole_network_gives(
 @pytest.mark.parametrize("batch", [1, 2, 4])
 @pytest.mark.parametrize("samples", [1, 3])
 def test_a_second_stage_gives_each_member_its_own_rows(
-    batch: int, samples: int, in_turn: Callable[[bool], None]
+    batch: int, samples: int, fill_device: Callable[[bool], None]
 ) -> None:
     net, x = Doors().double(), torch.randn(batch, 5).double()
     model = lpbnn.build(net, "lpbnn", members=3, num_data=9, include=["wide", "last.*"]).double()
@@ -197,11 +197,11 @@ def test_a_second_stage_gives_each_member_its_own_rows(
         return forward(x, more)
 
     net.last.forward = counted
-    in_turn(True)
+    fill_device(True)
     turns = lpbnn.predict(model, x, samples=samples, seed=1).members
     assert seen == [[batch, batch]] * 3 * samples
     seen.clear()
-    in_turn(False)
+    fill_device(False)
     together = lpbnn.predict(model, x, samples=samples, seed=1).members
     assert seen == [[3 * batch, 3 * batch]] * samples  # those of one draw
     torch.testing.assert_close(turns, together, rtol=0, atol=1e-14)
@@ -209,7 +209,7 @@ def test_a_second_stage_gives_each_member_its_own_rows(
 
 @pytest.mark.parametrize("rows", [6, 7])
 def test_an_input_that_could_be_taken_for_members_keeps_them_together(
-    rows: int, in_turn: Callable[[bool], None]
+    rows: int, fill_device: Callable[[bool], None]
 ) -> None:
     class Given(Doors):
         def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -217,7 +217,7 @@ def test_an_input_that_could_be_taken_for_members_keeps_them_together(
             wide = torch.tanh(self.wide(x))
             return self.last(x, {"wide": [wide], "table": table, "scale": 2.0})["out"]
 
-    in_turn(True)
+    fill_device(True)
     net = Given().double()
     x, table = torch.randn(2, 5).double(), torch.randn(rows, 6).double()
     model = lpbnn.build(net, "batchensemble", members=3, include=["wide", "last.*"]).double()

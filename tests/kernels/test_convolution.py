@@ -162,7 +162,9 @@ def test_a_layer_is_the_same_with_it_and_without(
     found = []
     for fast in (True, False):
         how = geometry if fast else lambda inner: None
-        monkeypatch.setattr(RankOneLayer, "_fast_geometry", lambda self, x, how=how: how(self.layer))
+        monkeypatch.setattr(
+            RankOneLayer, "_fast_geometry", lambda self, x, how=how: how(self.layer)
+        )
         y = layer(x)
         found.append([y, *torch.autograd.grad(y.square().sum(), list(layer.parameters()))])
     for one, other in zip(*found, strict=True):

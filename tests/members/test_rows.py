@@ -1,4 +1,4 @@
-"""The member axis: member-major rows, whatever J and B."""
+"""The member axis: member-major rows, for any J and B."""
 
 import pytest
 import torch
@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
-from lpbnn.members.rows import gather, plus, row_weights, rows_needed, spread, expand_tree, times
+from lpbnn.kernels.rows import scale_rows, shift_rows
+from lpbnn.members.rows import (
+    expand_batch,
+    expand_tree,
+    gather,
+    member_examples,
+    row_weights,
+    rows_needed,
+    take_examples,
+)
 
 batches, ensembles = st.integers(1, 17), st.integers(1, 6)
 
@@ -14,14 +23,16 @@ batches, ensembles = st.integers(1, 17), st.integers(1, 6)
 @given(batches, ensembles)
 def test_repeat_gives_every_example_to_every_member(batch: int, members: int) -> None:
     x = torch.arange(batch * 2).view(batch, 2)
-    rows = spread(x, members)
+    rows = expand_batch(x, members)
     assert len(rows) == rows_needed(batch, members) == batch * members
     assert all(torch.equal(part, x) for part in gather(rows, members))
 
 
 @given(batches, ensembles)
-def test_split_feeds_every_member_and_counts_every_example_once(batch: int, members: int) -> None:
-    rows = spread(torch.arange(batch), members, "split")
+def test_split_gives_every_member_examples_and_counts_every_example_once(
+    batch: int, members: int
+) -> None:
+    rows = expand_batch(torch.arange(batch), members, "split")
     assert len(rows) == rows_needed(batch, members, "split")
     assert len(rows) % members == 0
     assert len(rows) < batch + members  # never more than a row per member wasted
@@ -32,17 +43,17 @@ def test_split_feeds_every_member_and_counts_every_example_once(batch: int, memb
 
 
 @given(batches, ensembles)
-def test_factors_meet_the_rows_of_their_member(batch: int, members: int) -> None:
+def test_factors_multiply_the_rows_of_their_member(batch: int, members: int) -> None:
     factor = torch.arange(members, dtype=torch.float).view(members, 1)
-    member_of_row = times(torch.ones(batch * members, 1), factor)
+    member_of_row = scale_rows(torch.ones(batch * members, 1), factor)
     assert torch.equal(gather(member_of_row, members), factor.view(-1, 1, 1).expand(-1, batch, 1))
-    more = times(torch.ones(batch * members, 2, 1), factor, True, shift=factor)
+    more = scale_rows(torch.ones(batch * members, 2, 1), factor, True, shift=factor)
     assert torch.equal(more[:, 1], 2 * member_of_row)
 
 
 def test_split_is_free_when_it_divides() -> None:
     x = torch.randn(8, 3)
-    assert spread(x, 4, "split") is x
+    assert expand_batch(x, 4, "split") is x
     assert row_weights(8, 4, "split", x.device) is None
     with FakeTensorMode():  # nothing that depends on values: a GPU is not waited for
         assert row_weights(128, 3, "split", torch.device("cpu")).shape == (129,)  # type: ignore[union-attr]
@@ -50,16 +61,16 @@ def test_split_is_free_when_it_divides() -> None:
 
 def test_channels_last_survives() -> None:
     x = torch.randn(4, 3, 5, 5).to(memory_format=torch.channels_last)
-    assert spread(x, 2).is_contiguous(memory_format=torch.channels_last)
+    assert expand_batch(x, 2).is_contiguous(memory_format=torch.channels_last)
     for members in (1, 2, 4):
         factor = torch.ones(members, 3, dtype=torch.float64)
-        assert times(x[:0], factor).shape == (0, 3, 5, 5)
-        for y in (times(x, factor), times(x, factor, shift=factor)):
+        assert scale_rows(x[:0], factor).shape == (0, 3, 5, 5)
+        for y in (scale_rows(x, factor), scale_rows(x, factor, shift=factor)):
             assert y.is_contiguous(memory_format=torch.channels_last)
             assert y.dtype == x.dtype
 
 
-def test_only_the_batch_is_spread() -> None:
+def test_only_the_batch_is_expanded() -> None:
     batch, mask, scale = torch.zeros(3, 2), torch.zeros(2, 2), torch.tensor(1.0)
     tree = expand_tree({"x": [batch, mask], "scale": scale, "flag": True}, batch=3, members=2)
     assert [tuple(t.shape) for t in tree["x"]] == [(6, 2), (2, 2)]
@@ -70,14 +81,25 @@ def test_only_the_batch_is_spread() -> None:
 @pytest.mark.parametrize("mode", ["repeat", "split"])
 def test_gradients_flow_back_to_the_example(mode: str) -> None:
     x = torch.ones(3, requires_grad=True)
-    spread(x, 2, mode).sum().backward()
+    expand_batch(x, 2, mode).sum().backward()
     assert x.grad.tolist() == ([2.0, 2.0, 2.0] if mode == "repeat" else [2.0, 1.0, 1.0])
 
 
-def test_what_was_multiplied_may_be_changed_in_place() -> None:
+def test_a_product_may_be_changed_in_place() -> None:
     """A view made without gradients may not be, where gradients are on."""
-    for make in (lambda x, f: times(x, f), lambda x, f: times(x, f, shift=f), plus):
+    for make in (lambda x, f: scale_rows(x, f), lambda x, f: scale_rows(x, f, shift=f), shift_rows):
         with torch.no_grad():
             y = make(torch.ones(4, 3, 2, 2), torch.ones(2, 3))
         y += torch.ones((), requires_grad=True)
         y.sum().backward()
+
+
+@pytest.mark.parametrize("mode", ["repeat", "split"])
+@given(batch=batches, members=ensembles)
+def test_examples_of_a_member_are_those_of_its_rows(mode: str, batch: int, members: int) -> None:
+    x = torch.arange(batch)
+    rows = gather(expand_batch(x, members, mode), members)
+    for member in range(members):
+        examples = member_examples(member, batch, members, mode)
+        own = x if examples is None else take_examples([], (x,), {}, batch, examples)[0][0]
+        assert torch.equal(own, rows[member])

@@ -12,7 +12,7 @@ from torch import nn
 from torch.export import Dim
 
 import lpbnn
-from lpbnn.rank_one.layer import member_weights
+from lpbnn.rank_one.layer import member_weights, with_biases
 
 KINDS = {"Mlp": Mlp, "ConvNet": ConvNet, "ResNet": ResNet, "Vit": Vit}
 PARTIAL = {"include": ["stage2", "head"]}
@@ -35,7 +35,7 @@ def inputs(kind: str, size: int = 4) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_frozen_ensemble_is_what_predict_would_draw(kind: str) -> None:
+def test_a_frozen_ensemble_is_what_predict_would_sample(kind: str) -> None:
     model, x = build(kind), inputs(kind)
     frozen = lpbnn.freeze(model, samples=2, seed=5)
     assert torch.equal(frozen(x), frozen(x))
@@ -48,10 +48,10 @@ def test_a_frozen_ensemble_is_what_predict_would_draw(kind: str) -> None:
     model.loss(x, torch.zeros(4, dtype=torch.int64))["loss"].backward()  # the model is untouched
 
 
-def test_freezing_a_partial_conversion_keeps_the_stage() -> None:
+def test_freezing_a_partial_conversion_keeps_its_expansion_points() -> None:
     model, x = build("ResNet", **PARTIAL), inputs("ResNet")
     frozen = lpbnn.freeze(model, seed=1)
-    assert frozen.stages == model.expand_at == ["stage2", "head"]
+    assert frozen.expand_at == model.expand_at == ["stage2", "head"]
     torch.testing.assert_close(
         lpbnn.predict(frozen, x).members, lpbnn.predict(model, x, seed=1).members
     )
@@ -60,8 +60,10 @@ def test_freezing_a_partial_conversion_keeps_the_stage() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_mean_network_carries_the_mean_weight(kind: str) -> None:
     model = build(kind).double()
+    means = with_biases(model.layers, model.posterior().mean())
     expected = {
-        layer.path: member_weights(layer.layer, layer.mean()).mean(0) for layer in model.layers
+        layer.path: member_weights(layer.layer, mean).mean(0)
+        for layer, mean in zip(model.layers, means, strict=True)
     }
     if kind == "Vit":  # attention is packed again
         expected = {path: w for path, w in expected.items() if "self_attn" not in path}
@@ -73,7 +75,7 @@ def test_the_mean_network_carries_the_mean_weight(kind: str) -> None:
 
 
 def test_the_mean_network_stands_for_the_ensemble_to_second_order() -> None:
-    """Halving the spread quarters the distance to the mean of the members (supplementary A.2)."""
+    """Halving the members' differences quarters the distance to the mean of the members (supplementary A.2)."""
     x = torch.randn(16, 5, dtype=torch.float64)
     base = Mlp().double()
     directions = [(torch.randn(6, 5), torch.randn(6, 7)), (torch.randn(6, 7), torch.randn(6, 6))]

@@ -1,4 +1,4 @@
-"""Every trap of the public implementations (SPEC, section 1), made impossible one by one."""
+"""Every mistake of the public implementations (SPEC, section 1), tested one by one."""
 
 import copy
 import itertools
@@ -10,14 +10,15 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 import lpbnn
-from lpbnn.rank_one.layer import sample_layers
-from lpbnn.rank_one.vae import Autoencoders, LatentFactors
+from lpbnn.rank_one.vae import LatentFactors, LatentGroup, LatentPosterior
 
 SIZES = list(itertools.product(range(1, 10), range(1, 6)))
 METHODS = ("lpbnn", "batchensemble", "rank1")
 
 
-def build(kind: str, method: str = "lpbnn", members: int = 4, **options: object) -> lpbnn.UncertainModel:
+def build(
+    kind: str, method: str = "lpbnn", members: int = 4, **options: object
+) -> lpbnn.UncertainModel:
     net = settle(NETWORKS[kind]())
     if method != "batchensemble":
         options = {"num_data": 100, **options}
@@ -43,7 +44,7 @@ def test_two_passes_differ_in_training_and_in_prediction(kind: str) -> None:
 @pytest.mark.parametrize("kind", NETWORKS)
 @pytest.mark.parametrize("mode", ["split", "repeat"])
 def test_every_parameter_of_the_vae_learns_from_the_nll_alone(kind: str, mode: str) -> None:
-    model = build(kind, batch_mode=mode, train_decoder=True).train()
+    model = build(kind, batch_mode=mode, variant="paper").train()
     model.loss(*batch(kind, 8))["nll"].backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -101,13 +102,13 @@ def test_members_do_not_see_each_other_when_one_is_changed(kind: str) -> None:
 
 def test_the_kl_is_that_of_what_is_sampled() -> None:
     factors = LatentFactors(3, 5, 2, latent=4, log_variance=-1.0).double()
-    codes = Autoencoders([factors])
+    codes = LatentGroup([factors])
     mu, log_variance = codes.mu, codes.log_variance
     q = Normal(mu[0], (0.5 * log_variance[0]).exp())
     expected = kl_divergence(q, Normal(torch.zeros_like(q.mean), 1.0)).sum(-1).mean()
-    torch.testing.assert_close(LatentFactors.terms([factors])[0][0], expected)
+    torch.testing.assert_close(LatentPosterior([factors]).kl()[0], expected)
     # and q is what is sampled: recover z from r^ by the decoder's pseudo-inverse
-    r_hat, _ = factors.draw(20_000)
+    [(r_hat, _)] = LatentPosterior([factors]).sample(20_000)
     z = (r_hat - factors.decoder.bias) @ torch.linalg.pinv(factors.decoder.weight).T * 4**0.5
     projector = torch.linalg.pinv(factors.decoder.weight) @ factors.decoder.weight
     z = z.view(20_000, 3, 4)
@@ -122,9 +123,11 @@ def test_the_reconstruction_is_that_of_what_is_sampled() -> None:
     factors = LatentFactors(3, 5, 2, latent=4, log_variance=-1.0).double()
     with torch.no_grad():
         factors.r += 0.3 * torch.randn_like(factors.r)  # so that the mean misses r as well
-    drawn = factors.draw(50_000)[0].view(50_000, 3, 5)
-    sampled = (drawn - factors.r).square().sum(-1).mean()
-    torch.testing.assert_close(LatentFactors.terms([factors])[1][0], sampled, rtol=0.02, atol=0)
+    posterior = LatentPosterior([factors])
+    sampled = posterior.sample(50_000)[0][0].view(50_000, 3, 5)
+    expected = (sampled - factors.r).square().sum(-1).mean()
+    found = posterior.squared_error(of_samples=True)[0]
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0)
 
 
 def test_rank1_kl_is_that_of_torch() -> None:
@@ -136,7 +139,7 @@ def test_rank1_kl_is_that_of_torch() -> None:
             prior = Normal(torch.ones_like(mean), f.prior_std)
             q = Normal(mean, nn.functional.softplus(rho))
             expected = expected + kl_divergence(q, prior).sum() / f.members
-    torch.testing.assert_close(model.penalties()["kl"], expected / 100)
+    torch.testing.assert_close(model.penalties(model.posterior())["kl"], expected / 100)
 
 
 # Trap 4: odd batches, float64, deepcopy after a forward, the KL before one (torch.export with a
@@ -145,9 +148,9 @@ def test_rank1_kl_is_that_of_torch() -> None:
 
 @pytest.mark.parametrize("kind", NETWORKS)
 @pytest.mark.parametrize("method", METHODS)
-def test_what_crashes_elsewhere(kind: str, method: str) -> None:
+def test_odd_batches_float64_copies_and_early_penalties(kind: str, method: str) -> None:
     model = build(kind, method).double()
-    model.penalties()
+    model.penalties(model.posterior())
     model(batch(kind, 3)[0].double())
     clone = copy.deepcopy(model)
     x = batch(kind, 7)[0].double()
@@ -157,16 +160,16 @@ def test_what_crashes_elsewhere(kind: str, method: str) -> None:
     assert torch.equal(clone(x), expected)
 
 
-# Trap 5 is test_convert.py. Trap 6: sums here, means there, divided by the batch.
+# Trap 5 is tests/convert/test_convert.py. Trap 6: sums here, means there, divided by the batch.
 
 
-@pytest.mark.parametrize("reconstruct", ["draws", "mean"])
+@pytest.mark.parametrize("variant", ["paper", "default"])
 @pytest.mark.parametrize("weighting", ["balanced", "equation", "authors"])
-def test_the_terms_are_the_documented_sums(weighting: str, reconstruct: str) -> None:
-    model = build("Mlp", weighting=weighting, reconstruct=reconstruct, num_data=1000).double()
-    factors = [layer.factors for layer in model.layers]
-    kl, squared = LatentFactors.terms(factors, with_noise=reconstruct == "draws")
-    widths = torch.tensor([f.inputs for f in factors])
+def test_the_terms_are_the_documented_sums(weighting: str, variant: str) -> None:
+    model = build("Mlp", weighting=weighting, variant=variant, num_data=1000).double()
+    posterior = LatentPosterior([layer.factors for layer in model.layers])
+    kl, squared = posterior.kl(), posterior.squared_error(of_samples=variant == "paper")
+    widths = torch.tensor([f.inputs for f in posterior.grouped_layers])
     a = {"balanced": 1 / 1000, "equation": 1 / 1000, "authors": 1.0}[weighting]
     b = torch.full((3,), 1e-3) if weighting == "equation" else 1 / widths.double()
     x, y = batch("Mlp", 6)
@@ -183,6 +186,20 @@ def test_the_penalties_do_not_depend_on_batch_or_members_seen() -> None:
         terms = model.loss(*batch("Mlp", size))
         for name in ("kl", "reconstruction"):
             assert torch.equal(terms[name], reference[name])
+
+
+@pytest.mark.parametrize("variant", ["default", "paper"])
+def test_variants_and_their_defaults(variant: str) -> None:
+    """What is learned, how it is weighted, and how far apart the members start."""
+    model = build("Mlp", variant=variant)
+    paper = variant == "paper"
+    assert model.config.weighting == ("equation" if paper else "balanced")
+    assert model.config.init_std == (0.5 if paper else 0.1)
+    learned = {
+        name.partition("factors.")[2] for name, p in model.named_parameters() if p.requires_grad
+    }
+    assert ("r" in learned, "decoder.weight" in learned) == (paper, paper)
+    assert {"s", "encoder.weight", "encoder.bias", "decoder.bias"} <= learned
 
 
 def test_the_same_loss_for_copies_of_one_member() -> None:
@@ -227,7 +244,8 @@ def test_converted_layers_live_in_a_sequential() -> None:
 
 def test_r_hat_starts_at_r() -> None:
     model = build("ResNet", log_variance=-4.0)
-    for layer, draw in zip(model.layers, sample_layers(model.layers), strict=True):
-        torch.testing.assert_close(layer.mean().r, layer.factors.r, atol=2e-3, rtol=0)
-        noise = (draw.r - layer.factors.r).std()
+    means, sampled = model.posterior().mean(), model.sample()
+    for layer, (mean, _), own in zip(model.layers, means, sampled, strict=True):
+        torch.testing.assert_close(mean, layer.factors.r, atol=2e-3, rtol=0)
+        noise = (own.r - layer.factors.r).std()
         assert noise < 0.2, (layer.path, noise)
