@@ -143,7 +143,7 @@ def test_a_compiled_network_writes_out_the_second_part_alone(
         ("decoder.aspp.project.*", POINTS),
         (["decoder.aspp.project.*", "decoder.refine.head"], POINTS),
         ("decoder.refine.*", ["decoder.refine"]),
-        ("decoder.refine.fuse2.*", ["decoder.refine.fuse2.conv"]),
+        ("decoder.refine.fuse2.*", ["decoder.refine.fuse2"]),
     ],
 )
 def test_a_part_of_the_decoder_has_the_expansion_points_that_it_needs(
