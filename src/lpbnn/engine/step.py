@@ -33,8 +33,8 @@ TRIES = 3  # a GPU that others use at the same time may refuse a recording once
 class TrainStep(LossStep):
     """The model's loss as a forward pass, compiled for batches of one size if ``compiled_for`` is given.
 
-    In a compiled step the batch norms behind the points where the batch is expanded become ``RowNorm``, whose
-    sums a compiler fuses with those of the member factors on a GPU; ``restore_batch_norms`` undoes that.
+    In a compiled step the batch norms behind the points where the batch is expanded become ``RowNorm``,
+    whose sums a compiler fuses with those of the member factors; ``restore_batch_norms`` undoes that.
 
     Fabric's ``mark_forward_method("loss")`` would do for DDP, but on a single device it bypasses autocast.
     """

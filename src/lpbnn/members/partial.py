@@ -199,11 +199,11 @@ def safe_expansion_points(net: nn.Module, is_converted: IsConverted) -> list[str
 
 def _descend(path: str, module: nn.Module, is_converted: IsConverted) -> list[str]:
     """Return the largest modules without an unconverted layer, in the order of registration."""
+    if named := _named_points(path, module, is_converted):  # first: a module knows its parts best
+        return named
     whole = _is_called(module) and not has_unconverted(module, is_converted)
     if path and (is_converted(module) or whole):
         return [path]
-    if named := _named_points(path, module, is_converted):
-        return named
     holders = _holders(path, module, is_converted)
     return [point for name, child in holders for point in _descend(name, child, is_converted)]
 
