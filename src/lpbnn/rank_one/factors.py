@@ -57,8 +57,10 @@ class SampledFactors(list[LayerFactors]):
             return self
         part = slice(start, start + count)
         return SampledFactors(
-            LayerFactors(f.r[part], f.s[part], None if f.bias is None else f.bias[part])
-            for f in self
+            [
+                LayerFactors(f.r[part], f.s[part], None if f.bias is None else f.bias[part])
+                for f in self
+            ]
         )
 
 

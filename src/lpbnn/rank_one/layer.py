@@ -191,9 +191,9 @@ def sample_layers(layers: list[RankOneLayer], samples: int = 1) -> SampledFactor
 
 def with_biases(layers: list[RankOneLayer], pairs: list[tuple[Tensor, Tensor]]) -> SampledFactors:
     """Return sampled (r, s) of every layer, with each layer's biases beside them."""
-    return SampledFactors(
-        layer.with_bias(r, s) for layer, (r, s) in zip(layers, pairs, strict=True)
-    )
+    # A list: a compiler that breaks the graph in the network cannot write down a generator.
+    found = [layer.with_bias(r, s) for layer, (r, s) in zip(layers, pairs, strict=True)]
+    return SampledFactors(found)
 
 
 def member_weights(layer: nn.Module, factors: LayerFactors) -> Tensor:
