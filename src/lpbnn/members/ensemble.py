@@ -213,7 +213,8 @@ class MemberEnsemble(UncertainModel):
             with self.slot.use(state):
                 output = self.readout(self.net(*own[0], **own[1]))
             replay_in_backward(self.slot, state, output)
-            outputs.append(output)
+            # The next call may write to the same memory, for example in a recorded CUDA graph.
+            outputs.append(output if j == count - 1 else tree_map(torch.clone, output))
         return outputs[0] if count == 1 else tree_map(lambda *own: torch.cat(own), *outputs)
 
     def training_mode(self, batch_mode: BatchMode) -> BatchMode:
