@@ -26,6 +26,7 @@ from lpbnn.members.rows import (
     expand_tree,
     find_masks,
     gather,
+    has_values,
     mask_arguments,
     member_examples,
     take_examples,
@@ -233,6 +234,8 @@ class MemberEnsemble(UncertainModel):
             return
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
             return  # a comparison cannot be part of a graph
+        if not all(has_values(leaf) for leaf in tree_leaves((args, kwargs))):
+            return
         from lpbnn.check import verify  # imports point the other way
 
         report = verify(self, args, kwargs)

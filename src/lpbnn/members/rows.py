@@ -28,6 +28,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 BatchMode = Literal["repeat", "split"]
@@ -83,6 +84,11 @@ def row_weights(batch: int, members: int, mode: BatchMode, device: torch.device)
     rows = rows_needed(batch, members, mode)
     example = torch.arange(rows, device=device) % batch
     return 1.0 / (rows // batch + (example < rows % batch))
+
+
+def has_values(x: Any) -> bool:
+    """Return False for a tensor that has a shape only: on the meta device, or fake."""
+    return not (isinstance(x, Tensor) and (x.is_meta or isinstance(x, FakeTensor)))
 
 
 def is_batched(x: Tensor, batch: int, masks: Sequence[Tensor] = ()) -> bool:
