@@ -41,3 +41,50 @@ def test_refresh_finds_layers_that_were_replaced(method: str, x: torch.Tensor) -
     assert len(model.layers) == 6
     assert not torch.allclose(found, before)
     model.loss(x, torch.tensor([0, 1, 2, 0, 1]))["loss"].backward()
+
+
+class Counts(nn.Module):
+    """Counts its passes in a buffer that is replaced, and averages its inputs in one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.b = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+        self.drop = nn.Dropout(0.5)
+        self.register_buffer("passes", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes = self.passes + 1
+        self.mean.lerp_(x.detach().mean(0), 0.1)
+        return self.b(self.drop(self.norm(self.a(x))))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("method", ["lpbnn", "batchensemble", "mcdropout"])
+def test_the_check_leaves_buffers_modes_and_generators_as_they_were(
+    method: str, training: bool
+) -> None:
+    model = lpbnn.build(Counts(), method, num_data=10).train(training)
+    model.net.norm.eval()
+    x = torch.randn(6, 4)
+    state = {name: value.clone() for name, value in model.named_buffers()}
+    modes = [module.training for module in model.modules()]
+    generator = torch.get_rng_state()
+    report = lpbnn.check(model, x)
+    assert report.ok
+    assert model.execution == "batched"
+    for name, value in model.named_buffers():
+        assert torch.equal(value, state[name]), name
+    assert modes == [module.training for module in model.modules()]
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_the_first_batch_gives_the_same_with_and_without_a_check(x: torch.Tensor) -> None:
+    found = []
+    for check in (True, False):
+        torch.manual_seed(0)
+        model = lpbnn.build(settle(ResNet()), "lpbnn", members=3, num_data=10, check=check)
+        found.append(model.double().train().loss(x, torch.tensor([0, 1, 2, 0, 1])))
+    for name in found[0]:
+        assert torch.equal(found[0][name], found[1][name]), name
