@@ -25,11 +25,11 @@ BUILD = {
     "no members": ({"num_data": 9, "members": 0}, ValueError, "members=0: expected an integer"),
     "half members": ({"num_data": 9, "members": 2.5}, ValueError, "members=2.5"),
     "weighting": ({"num_data": 9, "weighting": "paper"}, ValueError, "weighting='paper'.*balanced"),
-    "batch mode": ({"num_data": 9, "batch_mode": "both"}, ValueError, "'split' or 'repeat'"),
+    "batch mode": ({"num_data": 9, "batch_mode": "both"}, ValueError, "'repeat' or 'split'"),
     "init": ({"num_data": 9, "init": "zeros"}, ValueError, "'normal' or 'signs'"),
     "latent": ({"num_data": 9, "latent": 0}, ValueError, "latent=0"),
-    "spread": ({"num_data": 9, "spread": -1.0}, ValueError, "init_std=-1.0"),
-    "anneal": ({"num_data": 9, "anneal": 10.0}, ValueError, "anneal=10.0: expected a share"),
+    "init_std": ({"num_data": 9, "init_std": -1.0}, ValueError, "init_std=-1.0"),
+    "variant": ({"num_data": 9, "variant": "code"}, ValueError, "'default' or 'paper'"),
     "anneal of rank1": (
         {"method": "rank1", "num_data": 9, "anneal": 10.0},
         ValueError,
@@ -86,6 +86,7 @@ def test_inputs(case: str, method: str) -> None:
 TARGETS = {
     "length": (torch.zeros(3, dtype=torch.int64), r"4.*got .*shape \(3,\)"),
     "integer one-hot": (torch.zeros(4, 3, dtype=torch.int64), "needs integer labels"),
+    "soft labels of two classes": (torch.zeros(4, 2), r"probabilities of shape \(4, 3\); got"),
     "float": (torch.zeros(4), "got torch.float32"),
 }
 
@@ -123,7 +124,7 @@ def test_one_output_is_no_class_in_the_loss_as_in_the_prediction(method: str) ->
 
 @pytest.mark.parametrize("weights", [None, [1.0, 2.0, 1.0]])
 @pytest.mark.parametrize("task", ["classification", "segmentation"])
-def test_a_label_that_is_no_class_is_told(task: str, weights: list[float] | None) -> None:
+def test_a_label_that_is_no_class_is_refused(task: str, weights: list[float] | None) -> None:
     net = Mlp() if task == "classification" else nn.Sequential(nn.Conv2d(3, 3, 1))
     shape = (5,) if task == "classification" else (3, 2, 2)
     model = lpbnn.build(net, "mcp", task=task, class_weights=weights)

@@ -10,13 +10,18 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
 import lpbnn
-from lpbnn.rank_one.vae import LatentFactors
+from lpbnn.convert.checks import widths
+from lpbnn.rank_one.factors import PointFactors
+from lpbnn.rank_one.layer import RankOneLayer
+from lpbnn.rank_one.vae import LatentFactors, LatentPosterior
 
 # Training stays finite and members stay apart.
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"train_decoder": True}, {"train_decoder": True, "spread": 0.5}], ids=str
+    "options",
+    [{}, {"train_decoder": True}, {"train_decoder": True, "init_std": 0.5}],
+    ids=str,
 )
 @pytest.mark.parametrize("width", [3, 64, 640, 2048])
 def test_the_penalties_are_as_well_conditioned_in_a_wide_layer(
@@ -27,7 +32,8 @@ def test_the_penalties_are_as_well_conditioned_in_a_wide_layer(
     vectors = [torch.randn_like(p) for p in parameters]
     norm = torch.tensor(0.0)
     for _ in range(20):  # power iteration: the largest curvature of the balanced penalties
-        kl, squared = LatentFactors.terms([factors])
+        posterior = LatentPosterior([factors])
+        kl, squared = posterior.kl(), posterior.squared_error(of_samples=True)
         gradients = torch.autograd.grad(
             (kl / 1000 + squared / width).sum(),
             parameters,
@@ -50,8 +56,8 @@ def test_members_stay_apart_in_training() -> None:
         optimizer.zero_grad()
         model.loss(x, y)["loss"].backward()
         optimizer.step()
-    for layer in model.layers:
-        assert layer.mean().r.std(0).mean() > 0.6 * layer.factors.r.std(0).mean()
+    for layer, (mean, _) in zip(model.layers, model.posterior().mean(), strict=True):
+        assert mean.std(0).mean() > 0.6 * layer.factors.r.std(0).mean()
 
 
 # Layers that stay reachable unconverted.
@@ -125,7 +131,7 @@ def test_a_second_conversion_of_another_part_is_refused() -> None:
 def test_a_model_whose_network_was_undone_says_so() -> None:
     model = lpbnn.build(small(), "lpbnn", num_data=10)
     lpbnn.undo(model)
-    with pytest.raises(RuntimeError, match="no converted layer"):
+    with pytest.raises(RuntimeError, match="the network was converted back"):
         model(torch.randn(2, 5))
 
 
@@ -179,7 +185,7 @@ def test_freezing_after_a_pass_with_old_style_weight_norm() -> None:
     assert torch.equal(frozen(torch.ones(2, 5)), frozen(torch.ones(2, 5)))
 
 
-def test_parametrising_after_the_build_is_noticed() -> None:
+def test_a_layer_may_be_parametrised_after_the_build() -> None:
     model = lpbnn.build(small(), "batchensemble")
     prune.l1_unstructured(model.layers[0].layer, "weight", amount=0.5)
     parametrizations.spectral_norm(model.layers[1].layer)
@@ -193,7 +199,7 @@ def test_hooks_see_what_the_layer_now_computes() -> None:
     model = lpbnn.build(net, "batchensemble", members=2)
     x = torch.randn(3, 5)
     model(x)
-    torch.testing.assert_close(seen[0], model.layers[0](torch.cat([x, x])))
+    torch.testing.assert_close(seen[-1], model.layers[0](torch.cat([x, x])))
     handle.remove()
     count = len(seen)
     model(x)
@@ -230,7 +236,7 @@ def test_arguments_reach_the_network_as_they_were_given() -> None:
     assert model.loss(batch, torch.zeros(4, dtype=torch.int64))["nll"].isfinite()
 
 
-def test_void_classes_and_weights_with_a_batch_that_does_not_divide() -> None:
+def test_ignored_labels_and_class_weights_with_a_batch_that_does_not_divide() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 1)).double()
     options = {"class_weights": [1.0, 2.0, 0.5, 1.0], "ignore_index": 255, "task": "segmentation"}
     model = lpbnn.build(net, "batchensemble", members=2, init_std=0.0, **options)
@@ -249,9 +255,7 @@ def test_a_factory_that_fails_leaves_the_network_as_it_was() -> None:
     def factory(layer: nn.Module, path: str) -> nn.Module:
         if path == "head":
             raise OSError("no")
-        return lpbnn.rank_one.layer.RankOneLayer(
-            layer, lpbnn.rank_one.factors.PointFactors(2, *lpbnn.rank_one.layer.widths(layer))
-        )
+        return RankOneLayer(layer, PointFactors(2, *widths(layer)))
 
     with pytest.raises(OSError, match="no"):
         lpbnn.convert(net, factory)

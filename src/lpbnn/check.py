@@ -414,14 +414,20 @@ def _quiet(net: nn.Module, training: bool) -> Iterator[None]:
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
     """Leave buffers and random generators as they were."""
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    buffers = [
+        (module._buffers, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     with torch.random.fork_rng(devices=devices):
         try:
             yield
         finally:
             with torch.no_grad():
-                for buffer, value in buffers:
+                for owner, name, buffer, value in buffers:
+                    owner[name] = buffer  # a forward may have put another one there
                     if not torch.equal(buffer, value):
                         buffer.copy_(value)
 

@@ -9,9 +9,10 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import lpbnn
+from lpbnn.convert.checks import widths
 from lpbnn.convert.convert import convert
 from lpbnn.rank_one.factors import FixedFactors, PointFactors
-from lpbnn.rank_one.layer import RankOneLayer, widths
+from lpbnn.rank_one.layer import RankOneLayer
 
 
 def fast(layer: nn.Module, path: str) -> RankOneLayer:

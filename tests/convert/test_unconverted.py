@@ -1,4 +1,4 @@
-"""Weights that no conversion reaches are told of, once, unless the user left them out."""
+"""Weights that no conversion reaches cause one warning, unless the user left them out."""
 
 import warnings
 
@@ -39,7 +39,7 @@ class Own(nn.Module):
 
 
 @pytest.mark.parametrize("method", ["lpbnn", "batchensemble", "rank1"])
-def test_what_cannot_be_converted_is_told_once_at_build(method: str) -> None:
+def test_a_module_that_cannot_be_converted_causes_one_warning_at_build(method: str) -> None:
     message = r"^rnn \(LSTM\) cannot be converted and keeps 96 % .* of Reader .*exclude=\['rnn'\]"
     with pytest.warns(UserWarning, match=message) as caught:
         model = lpbnn.build(Reader(), method, num_data=9)
@@ -49,7 +49,7 @@ def test_what_cannot_be_converted_is_told_once_at_build(method: str) -> None:
     assert model.loss(x, y)["loss"].isfinite()  # and no second time: warnings are errors here
 
 
-def test_a_matrix_that_is_no_layer_is_told() -> None:
+def test_a_matrix_that_is_no_layer_causes_a_warning() -> None:
     with pytest.warns(
         UserWarning, match=r"matrix \(Own\) cannot be .* 50 % .*exclude=\['matrix'\]"
     ):
@@ -72,11 +72,11 @@ def test_the_largest_are_named() -> None:
         {"include": nn.Linear},
     ],
 )
-def test_what_the_user_left_out_is_not_told(options: dict[str, object]) -> None:
-    assert lpbnn.build(Reader(), "batchensemble", **options).stages == ["head"]
+def test_a_module_that_the_user_left_out_causes_no_warning(options: dict[str, object]) -> None:
+    assert lpbnn.build(Reader(), "batchensemble", **options).expand_at == ["head"]
 
 
-def test_a_part_that_the_user_included_is() -> None:
+def test_a_part_that_the_user_included_causes_a_warning() -> None:
     net = nn.ModuleDict({"reader": Reader(), "other": nn.Linear(2, 2)})
     with pytest.warns(UserWarning, match=r"reader.rnn \(LSTM\)"):
         lpbnn.build(net, "batchensemble", include="reader")
@@ -101,7 +101,7 @@ def test_ordinary_networks_convert_whole(make: type[nn.Module]) -> None:
     lpbnn.build(make(), "batchensemble")
 
 
-def test_tables_norms_and_what_belongs_to_a_layer_are_no_matter() -> None:
+def test_tables_norms_and_parametrisations_cause_no_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         lpbnn.build(Own(shape=(1, 64, 8)), "batchensemble")  # one position for all examples
@@ -117,7 +117,7 @@ def test_a_network_that_holds_matrices_itself_is_named_by_all_of_them() -> None:
             self.u, self.v = nn.Parameter(torch.ones(4, 8)), nn.Parameter(torch.ones(8, 4))
             self.head = nn.Linear(4, 2)
 
-    told = unconverted(LowRank())
-    assert "u (LowRank), v (LowRank) cannot be converted and keep 89 %" in told
-    assert "tables (positions, queries)" in told
-    assert "exclude=['u', 'v']" in told
+    message = describe_unconverted(LowRank())
+    assert "u (LowRank), v (LowRank) cannot be converted and keep 89 %" in message
+    assert "tables of positions or queries" in message
+    assert "exclude=['u', 'v']" in message

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lpbnn.kernels import convolution as fastconv
-from lpbnn.kernels.convolution import geometry, member_convolution
+from lpbnn.kernels.convolution import fast_geometry, geometry, member_convolution
+from lpbnn.rank_one import layer as rank_one_layer
 from lpbnn.rank_one.factors import PointFactors
 from lpbnn.rank_one.layer import RankOneLayer
 
@@ -123,27 +123,61 @@ def test_a_row_may_come_in_windows() -> None:
         torch.testing.assert_close(one, other)
 
 
-def test_switched_off_or_inside_torch_func_it_can_be_looked_into(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize("by_row", [False, True], ids=["r by member", "r by row"])
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_second_derivatives_are_those_of_the_definition(kind: str, by_row: bool) -> None:
+    layer = CONVOLUTIONS[kind]().double()
+    given = inputs(layer, by_row)
+    how = geometry(layer)
+    assert how is not None
+    found = []
+    for y in (member_convolution(*given, how), by_definition(layer, *given)):
+        gradients = torch.autograd.grad(y.square().sum(), given, create_graph=True)
+        penalty = sum(gradient.square().sum() for gradient in gradients)
+        found.append([*gradients, *torch.autograd.grad(penalty, given)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+def test_second_derivatives_agree_with_differences() -> None:
+    layer = CONVOLUTIONS["plain"]().double()
+    given = inputs(layer, by_row=False, rows=2)
+    how = geometry(layer)
+    assert how is not None
+    assert torch.autograd.gradgradcheck(
+        lambda *tensors: member_convolution(*tensors, how), given, fast_mode=True
+    )
+
+
+@pytest.mark.parametrize("wanted", range(4))
+def test_a_second_derivative_by_one_tensor_alone(wanted: int) -> None:
+    layer = CONVOLUTIONS["plain"]().double()
+    given = [t.detach() for t in inputs(layer, by_row=False)]
+    given[wanted].requires_grad_()
+    how = geometry(layer)
+    assert how is not None
+    found = []
+    for y in (member_convolution(*given, how), by_definition(layer, *given)):
+        (gradient,) = torch.autograd.grad(y.pow(3).sum(), given[wanted], create_graph=True)
+        found.append(torch.autograd.grad(gradient.square().sum(), given[wanted])[0])
+    torch.testing.assert_close(*found)
+
+
+def test_inside_torch_func_the_layer_uses_ordinary_operations() -> None:
     layer = RankOneLayer(nn.Conv2d(4, 6, 3), PointFactors(2, 4, 6))
-    assert layer._fast_geometry(ON_GPU) is not None
-    monkeypatch.setattr(fastconv, "enabled", False)
-    assert layer._fast_geometry(ON_GPU) is None
-    monkeypatch.undo()
     found = []
 
-    def look(x: Tensor) -> Tensor:
-        found.append(layer._fast_geometry(ON_GPU))
+    def run(x: Tensor) -> Tensor:
+        found.append(fast_geometry(layer.layer, ON_GPU))
         return layer(x).sum()
 
-    torch.func.grad(look)(torch.ones(2, 4, 5, 5))
-    look(torch.ones(2, 4, 5, 5))
+    torch.func.grad(run)(torch.ones(2, 4, 5, 5))
+    run(torch.ones(2, 4, 5, 5))
     assert found[0] is None
     assert found[1] is not None
 
 
-def test_what_torch_convolution_does_not_do_is_left_to_the_layer() -> None:
+def test_padding_that_torch_convolution_does_not_do_is_left_to_the_layer() -> None:
     assert geometry(nn.Linear(3, 2)) is None
     assert geometry(nn.Conv2d(3, 2, 3, padding=1, padding_mode="circular")) is None
     assert geometry(nn.Conv2d(3, 2, 3, padding="same")) is None
@@ -157,31 +191,32 @@ def test_a_layer_is_the_same_with_it_and_without(
     torch.manual_seed(0)
     conv = nn.Conv2d(4, 6, 3, bias=bias, **padding)
     layer = RankOneLayer(conv, PointFactors(2, 4, 6)).double()
-    monkeypatch.setattr(RankOneLayer, "_cheaper_by_weights", lambda *call: False)
+    monkeypatch.setattr(RankOneLayer, "_prefers_member_weights", lambda *call: False)
     x = torch.randn(6, 4, 5, 5, dtype=torch.float64)
     found = []
     for fast in (True, False):
         how = geometry if fast else lambda inner: None
-        monkeypatch.setattr(
-            RankOneLayer, "_fast_geometry", lambda self, x, how=how: how(self.layer)
-        )
+        choose = lambda layer, x, how=how: how(layer)  # noqa: E731
+        monkeypatch.setattr(rank_one_layer, "fast_geometry", choose)
         y = layer(x)
         found.append([y, *torch.autograd.grad(y.square().sum(), list(layer.parameters()))])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
 
 
-def test_it_is_taken_in_training_on_a_gpu_without_a_compiler(
+def test_it_is_used_in_training_on_a_gpu_without_a_compiler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     layer = RankOneLayer(nn.Conv2d(4, 6, 3), PointFactors(2, 4, 6))
-    assert layer._fast_geometry(ON_GPU) is not None
-    assert layer._fast_geometry(torch.ones(2, 4, 5, 5)) is None  # members' own weights cost less
+    assert fast_geometry(layer.layer, ON_GPU) is not None
+    assert (
+        fast_geometry(layer.layer, torch.ones(2, 4, 5, 5)) is None
+    )  # members' own weights cost less
     with torch.no_grad():
-        assert layer._fast_geometry(ON_GPU) is None
-    assert layer.eval()._fast_geometry(ON_GPU) is None
+        assert fast_geometry(layer.layer, ON_GPU) is None
+    assert fast_geometry(layer.layer.eval(), ON_GPU) is None
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert layer.train()._fast_geometry(ON_GPU) is None
+    assert fast_geometry(layer.layer.train(), ON_GPU) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -1,4 +1,4 @@
-"""What a call does to a network's modules before it computes: little, and nothing that it need not."""
+"""A prediction leaves the modules' modes alone, and refresh finds layers that were replaced."""
 
 import pytest
 import torch
@@ -6,8 +6,6 @@ from networks import ResNet, settle
 from torch import nn
 
 import lpbnn
-from lpbnn import ensemble
-from lpbnn.model import walk
 from lpbnn.rank_one.ensemble import RankOneEnsemble
 
 
@@ -31,40 +29,62 @@ def test_modes_are_set_only_where_something_trains(
     assert [module for module in model.modules() if module.training] == [model.net.stage2.body[1]]
 
 
-@pytest.mark.parametrize("options", [{}, {"samples": 3}, {"chunk": 5}, {"chunk": 2, "samples": 2}])
-def test_a_prediction_looks_for_the_layers_once(
-    model: lpbnn.UncertainModel,
-    x: torch.Tensor,
-    options: dict[str, int],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    walks: list[nn.Module] = []
-
-    def counted(net: nn.Module, *args: object) -> object:
-        walks.append(net)
-        return walk(net, *args)
-
-    monkeypatch.setattr(ensemble, "walk", counted)
-    lpbnn.predict(model, x, **options)
-    assert walks == [model.net]
-    monkeypatch.setattr(RankOneEnsemble, "_better_in_turn", lambda *call: True)
-    lpbnn.predict(model, x, **options)
-    assert walks == [model.net] * 2
-
-
 @pytest.mark.parametrize("method", ["batchensemble", "lpbnn"])
-def test_a_layer_that_was_replaced_since_is_noticed(method: str, x: torch.Tensor) -> None:
+def test_refresh_finds_layers_that_were_replaced(method: str, x: torch.Tensor) -> None:
     options = {"num_data": 10} if method == "lpbnn" else {}
     model = lpbnn.build(settle(ResNet()), method, members=3, **options).double()
     assert isinstance(model, RankOneEnsemble)
     before = lpbnn.predict(model, x, seed=0).members
     model.net.head = nn.Linear(6, 3).double()
+    model.refresh()
     found = lpbnn.predict(model, x, seed=0).members
     assert len(model.layers) == 6
     assert not torch.allclose(found, before)
     model.loss(x, torch.tensor([0, 1, 2, 0, 1]))["loss"].backward()
 
 
-def test_the_walk_is_that_of_torch(model: lpbnn.UncertainModel) -> None:
-    model.net.again, model.net.none = model.net.stage1, None
-    assert list(walk(model)) == list(model.modules())
+class Counts(nn.Module):
+    """Counts its passes in a buffer that is replaced, and averages its inputs in one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.b = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+        self.drop = nn.Dropout(0.5)
+        self.register_buffer("passes", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes = self.passes + 1
+        self.mean.lerp_(x.detach().mean(0), 0.1)
+        return self.b(self.drop(self.norm(self.a(x))))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("method", ["lpbnn", "batchensemble", "mcdropout"])
+def test_the_check_leaves_buffers_modes_and_generators_as_they_were(
+    method: str, training: bool
+) -> None:
+    model = lpbnn.build(Counts(), method, num_data=10).train(training)
+    model.net.norm.eval()
+    x = torch.randn(6, 4)
+    state = {name: value.clone() for name, value in model.named_buffers()}
+    modes = [module.training for module in model.modules()]
+    generator = torch.get_rng_state()
+    report = lpbnn.check(model, x)
+    assert report.ok
+    assert model.execution == "batched"
+    for name, value in model.named_buffers():
+        assert torch.equal(value, state[name]), name
+    assert modes == [module.training for module in model.modules()]
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_the_first_batch_gives_the_same_with_and_without_a_check(x: torch.Tensor) -> None:
+    found = []
+    for check in (True, False):
+        torch.manual_seed(0)
+        model = lpbnn.build(settle(ResNet()), "lpbnn", members=3, num_data=10, check=check)
+        found.append(model.double().train().loss(x, torch.tensor([0, 1, 2, 0, 1])))
+    for name in found[0]:
+        assert torch.equal(found[0][name], found[1][name]), name

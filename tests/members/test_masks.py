@@ -110,7 +110,7 @@ def test_a_mask_that_is_given_is_not_mixed_by_mimo() -> None:
 def test_a_part_with_a_mask_compiles() -> None:
     model = lpbnn.build(Causal().double(), "batchensemble", include="encoder", members=3).eval()
     call = inputs(TIME)
-    compiled = torch.compile(model, backend="eager")
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
     with torch.no_grad():
         torch.testing.assert_close(compiled(*call), model(*call))
     torch._dynamo.reset()

@@ -1,8 +1,8 @@
-"""Rows that are not those of the batch: refused by name, or left as they are."""
+"""Layers whose rows are not those of the batch: members run one by one, or refused by name."""
 
 import pytest
 import torch
-from networks import members_and_ordinary
+from networks import members_and_ordinary, ordinary
 from torch import Tensor, nn
 
 import lpbnn
@@ -29,13 +29,34 @@ class Queries(nn.Module):
         return self.head(x @ self.fc(self.query).T)
 
 
-@pytest.mark.parametrize(
-    ("net", "shape", "exclude"), [(TimeFirst, (6, 8, 5), "rnn"), (Queries, (6, 5), "query")]
-)
-def test_a_layer_with_other_rows_is_refused(
+OTHER_ROWS = [(TimeFirst, (6, 8, 5), "rnn"), (Queries, (6, 5), "query")]
+ONE_BY_ONE = "members cannot run as rows of one batch in this network: "
+
+
+def whole_networks(model: lpbnn.UncertainModel, x: Tensor) -> Tensor:
+    """The outputs of the members, each as an ordinary network."""
+    with torch.no_grad():
+        sampled = model.sample()
+        return torch.stack([ordinary(model, sampled, j)(x) for j in range(model.members)])
+
+
+@pytest.mark.parametrize(("net", "shape", "exclude"), OTHER_ROWS)
+def test_a_layer_with_other_rows_runs_its_members_one_by_one(
     net: type, shape: tuple[int, ...], exclude: str
 ) -> None:
-    model = lpbnn.build(net(), "batchensemble", members=4, exclude=exclude)
+    model = lpbnn.build(net().double(), "batchensemble", members=4, exclude=exclude)
+    x = torch.randn(*shape).double()
+    with pytest.warns(UserWarning, match=ONE_BY_ONE):
+        found = model(x)
+    torch.testing.assert_close(found, whole_networks(model, x))
+    torch.testing.assert_close(model(x), found)  # without a second warning
+
+
+@pytest.mark.parametrize(("net", "shape", "exclude"), OTHER_ROWS)
+def test_a_layer_with_other_rows_is_refused_without_a_check(
+    net: type, shape: tuple[int, ...], exclude: str
+) -> None:
+    model = lpbnn.build(net(), "batchensemble", members=4, exclude=exclude, check=False)
     with pytest.raises(ValueError, match="first dimension 8, in a pass of 24 rows.*exclude="):
         model(torch.randn(*shape))
 
@@ -67,15 +88,17 @@ class Table(nn.Module):
 @pytest.mark.parametrize("kind", ["parameter", "buffer", "slice"])
 def test_a_table_of_the_network_is_no_batch(kind: str, grad: bool) -> None:
     torch.manual_seed(0)
-    no_layer = [] if kind == "buffer" else ["table"]  # or build tells that it cannot be converted
-    model = lpbnn.build(Table(kind), "batchensemble", members=4, exclude=no_layer)
-    x = torch.randn(6, 5)
+    no_layer = [] if kind == "buffer" else ["table"]  # or build warns that it cannot be converted
+    model = lpbnn.build(Table(kind).double(), "batchensemble", members=4, exclude=no_layer)
+    x = torch.randn(6, 5).double()
+    expected = whole_networks(model, x)
     with torch.set_grad_enabled(grad):
-        for _ in range(2):  # the second time, too
-            with pytest.raises(ValueError, match=r"'mix' got a parameter or buffer.*exclude='mix'"):
-                model(x)
+        with pytest.warns(UserWarning, match=ONE_BY_ONE + "'mix'"):
+            found = model(x)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(model(x), expected)  # the second time, too
     left = lpbnn.build(Table(kind), "batchensemble", members=4, exclude=["mix", *no_layer])
-    assert left(x).shape == (4, 6, 3)
+    assert left(x.float()).shape == (4, 6, 3)
 
 
 def test_a_row_of_the_network_may_be_given_to_every_example() -> None:
@@ -105,8 +128,8 @@ def test_side_inputs_do_not_depend_on_the_chunk() -> None:
             torch.testing.assert_close(parts, whole)
 
 
-def test_a_parameter_that_goes_into_a_stage_is_no_batch() -> None:
-    class Stage(nn.Module):
+def test_a_parameter_that_goes_into_an_expansion_point_is_no_batch() -> None:
+    class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.fc = nn.Linear(4, 3)
@@ -117,16 +140,16 @@ def test_a_parameter_that_goes_into_a_stage_is_no_batch() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.stage = nn.Linear(5, 4), Stage()
+            self.first, self.last = nn.Linear(5, 4), Scaled()
             self.scale = nn.Parameter(torch.ones(6))
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.stage(self.first(x), self.scale)
+            return self.last(self.first(x), self.scale)
 
     net = Net()
     x = torch.randn(6, 5)  # as many examples as the parameter is long
     expected = net(x)
-    model = lpbnn.build(net, "batchensemble", include="stage", init_std=0.0)
+    model = lpbnn.build(net, "batchensemble", include="last", init_std=0.0)
     torch.testing.assert_close(model(x)[0], expected)
 
 
@@ -156,11 +179,19 @@ class Fills(nn.Module):
         return self.a(self.static)
 
 
-@pytest.mark.parametrize("net", [Replaces, Fills])
 @pytest.mark.parametrize("inference", [False, True])
-def test_a_buffer_that_changes_is_no_table(net: type[nn.Module], inference: bool) -> None:
+def test_a_buffer_that_is_replaced_in_every_pass(inference: bool) -> None:
     for seed in range(5):
         torch.manual_seed(seed)
-        model = lpbnn.build(net(), "batchensemble", members=2)
+        model = lpbnn.build(Replaces(), "batchensemble", members=2)
         with torch.inference_mode(inference):
             assert model.loss(torch.randn(8, 4), torch.randint(0, 3, (8,)))["loss"] > 0
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_network_for_batches_of_one_size_runs_its_members_one_by_one(inference: bool) -> None:
+    model = lpbnn.build(Fills().double(), "batchensemble", members=2)
+    x, y = torch.randn(8, 4).double(), torch.randint(0, 3, (8,))
+    with torch.inference_mode(inference), pytest.warns(UserWarning, match=ONE_BY_ONE):
+        assert model.loss(x, y)["loss"] > 0
+    torch.testing.assert_close(lpbnn.predict(model, x).members, whole_networks(model, x).softmax(2))

@@ -1,4 +1,4 @@
-"""Stages that do what they should not: in turn or together, members answer as in the whole network."""
+"""Parts that do unusual things: one by one or together, members answer as in the whole network."""
 
 import copy
 from collections.abc import Callable
@@ -52,7 +52,7 @@ class Stashing(Decoder):
 
 
 class Tied(nn.Module):
-    """One stage is a part of another."""
+    """One expansion point is a part of another."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,14 +65,14 @@ class Tied(nn.Module):
 
 
 class Itself(nn.Module):
-    """A stage that calls itself."""
+    """A part that calls itself."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.stage = nn.Linear(5, 6), Again()
+        self.first, self.part = nn.Linear(5, 6), Again()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.stage(self.first(x), 2)
+        return self.part(self.first(x), 2)
 
 
 class Again(nn.Module):
@@ -87,8 +87,8 @@ class Again(nn.Module):
         return self(x, times - 1) if times else x
 
 
-class Doors(nn.Module):
-    """Two stages; the second gets what the first gave and what no stage has seen, and changes both."""
+class TwoPoints(nn.Module):
+    """Two points; the second gets what the first gave and what was not expanded, and changes both."""
 
     expand_at = ("wide", "last")
 
@@ -100,7 +100,7 @@ class Doors(nn.Module):
         x = self.first(x)
         wide = torch.tanh(self.wide(x))
         out = self.last(x, {"wide": [wide], "table": None, "scale": 2.0})["out"]
-        return out + wide  # as the second stage left it
+        return out + wide  # as the second part left it
 
 
 class Joining(nn.Module):
@@ -120,8 +120,8 @@ class Joining(nn.Module):
         return {"out": out}
 
 
-class Table(Doors):
-    """The stage that spreads the batch is given a table with as many rows as there will be."""
+class Table(TwoPoints):
+    """The part that expands the batch is given a table with as many rows as there will be."""
 
     expand_at = ()
 
@@ -150,9 +150,9 @@ ODD: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], object]] = {
     "writes to its own memory": (lambda: EncoderDecoder(Reusing()), (3, 5, 5), "decoder"),
     "leaves a tensor behind": (Leaving, (3, 5, 5), "decoder"),
     "a part of another": (Tied, (5,), ["block", "head"]),
-    "calls itself": (Itself, (5,), "stage"),
-    "two doors": (Doors, (5,), ["wide", "last.*"]),
-    "two doors, one converted": (Doors, (5,), "wide"),
+    "calls itself": (Itself, (5,), "part"),
+    "two points": (TwoPoints, (5,), ["wide", "last.*"]),
+    "two points, one converted": (TwoPoints, (5,), "wide"),
     "a table by chance": (Table, (5,), "last.*"),
     "hooks before": (lambda: doubled(EncoderDecoder(), "before"), (3, 5, 5), "decoder"),
     "hooks after": (lambda: doubled(EncoderDecoder(), "after"), (3, 5, 5), "decoder"),
@@ -161,7 +161,7 @@ ODD: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], object]] = {
 
 @pytest.mark.parametrize("samples", [1, 2])
 @pytest.mark.parametrize("case", ODD)
-def test_odd_stages_give_what_the_whole_network_gives(
+def test_odd_parts_give_what_the_whole_network_gives(
     case: str, samples: int, fill_device: Callable[[bool], None]
 ) -> None:
     fill_device(True)
@@ -182,13 +182,15 @@ def test_odd_stages_give_what_the_whole_network_gives(
 
 @pytest.mark.parametrize("batch", [1, 2, 4])
 @pytest.mark.parametrize("samples", [1, 3])
-def test_a_second_stage_gives_each_member_its_own_rows(
+def test_a_second_point_gives_each_member_its_own_rows(
     batch: int, samples: int, fill_device: Callable[[bool], None]
 ) -> None:
-    net, x = Doors().double(), torch.randn(batch, 5).double()
-    model = lpbnn.build(net, "lpbnn", members=3, num_data=9, include=["wide", "last.*"]).double()
+    net, x = TwoPoints().double(), torch.randn(batch, 5).double()
+    model = lpbnn.build(net, "lpbnn", members=3, num_data=9, include=["wide", "last.*"])
+    model = model.double()
+    lpbnn.predict(model, x)  # the check
     assert model.expand_at == ["wide", "last"]
-    assert model.shared_part
+    assert model.points.can_loop
     seen: list[list[int]] = []
     forward = net.last.forward
 
@@ -198,20 +200,20 @@ def test_a_second_stage_gives_each_member_its_own_rows(
 
     net.last.forward = counted
     fill_device(True)
-    turns = lpbnn.predict(model, x, samples=samples, seed=1).members
+    one_by_one = lpbnn.predict(model, x, samples=samples, seed=1).members
     assert seen == [[batch, batch]] * 3 * samples
     seen.clear()
     fill_device(False)
     together = lpbnn.predict(model, x, samples=samples, seed=1).members
     assert seen == [[3 * batch, 3 * batch]] * samples  # those of one draw
-    torch.testing.assert_close(turns, together, rtol=0, atol=1e-14)
+    torch.testing.assert_close(one_by_one, together, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("rows", [6, 7])
 def test_an_input_that_could_be_taken_for_members_keeps_them_together(
     rows: int, fill_device: Callable[[bool], None]
 ) -> None:
-    class Given(Doors):
+    class Given(TwoPoints):
         def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
             x = self.first(x)
             wide = torch.tanh(self.wide(x))
@@ -222,6 +224,6 @@ def test_an_input_that_could_be_taken_for_members_keeps_them_together(
     x, table = torch.randn(2, 5).double(), torch.randn(rows, 6).double()
     model = lpbnn.build(net, "batchensemble", members=3, include=["wide", "last.*"]).double()
     found = lpbnn.predict(model, (x, table)).members
-    model.expand_at = [""]
+    model.use_expansion_points([""])
     expected = lpbnn.predict(model, (x, table)).members
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)

@@ -1,4 +1,4 @@
-"""What every method file must do, found by its name: a new file is tested by being there."""
+"""What every method must do; a new method file is tested without being named here."""
 
 import copy
 from pathlib import Path
@@ -131,7 +131,7 @@ def test_odd_batches_train(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", NAMES)
-def test_the_answer_depends_on_the_seed_and_not_on_the_portions(method: str) -> None:
+def test_the_prediction_depends_on_the_seed_and_not_on_the_chunk(method: str) -> None:
     model, (x, _) = build(method), batch(5)
     whole = lpbnn.predict(model, x, samples=2, seed=1)
     for chunk in (1, 3, 7, 100):

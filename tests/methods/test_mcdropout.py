@@ -12,7 +12,8 @@ from torch import nn
 
 import lpbnn
 from lpbnn import backbones
-from lpbnn.methods.mcdropout import ActiveDropout, DropBefore, MCDropout, Streams
+from lpbnn.members.passes import MemberPass
+from lpbnn.methods.mcdropout import ActiveDropout, DropBefore, DropoutMasks, MCDropout
 
 KINDS = {  # each with the number of dimensions it is for
     nn.Dropout: 2,
@@ -51,15 +52,15 @@ def test_dropout_is_on_and_batch_norm_is_not() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("seeded", [False, True])
 def test_each_kind_keeps_mean_and_variance_of_its_original(
-    kind: type[nn.Module], held: bool
+    kind: type[nn.Module], seeded: bool
 ) -> None:
     x = torch.full((2000, 8, 2, 2, 2)[: KINDS[kind]], 0.5)
     dropout = ActiveDropout(kind(0.3)).eval()
-    if held:
-        dropout.streams = Streams(range(len(x)))
-    y = dropout(x)
+    masks = DropoutMasks(len(x), range(len(x)) if seeded else None)
+    with dropout.slot.use(MemberPass(masks, range(len(x)), batch=1)):
+        y = dropout(x)
     expected = kind(0.3)(x)
     torch.testing.assert_close(y.unique(), expected.unique())
     torch.testing.assert_close(y.mean(), expected.mean(), atol=0.05, rtol=0)
@@ -95,7 +96,7 @@ def test_a_call_gives_every_row_its_own_mask_and_a_prediction_does_not() -> None
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 4, 7, 15, 40, 1000])
-def test_the_answer_does_not_depend_on_the_chunk(chunk: int) -> None:
+def test_the_prediction_does_not_depend_on_the_chunk(chunk: int) -> None:
     model = build(settle(ResNet()), members=3).double()
     seen: list[int] = []
     model.net.stem.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
@@ -140,7 +141,7 @@ def test_a_rate_that_is_changed_after_the_build_has_effect(
     torch._dynamo.reset()
 
 
-def test_empty_slots_are_filled_at_the_usual_rate() -> None:
+def test_dropout_layers_of_rate_zero_get_the_default_rate() -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.0), nn.Linear(8, 3))
     assert [dropout.p for dropout in build(net).dropouts] == [0.1]
 
@@ -196,7 +197,7 @@ def test_transformers_do_not_skip_their_dropout_in_a_fused_kernel() -> None:
 
 def test_training_makes_one_pass_and_evaluation_every_member_s() -> None:
     for part, rows in ((0, [5, 5]), (-1, [5, 20])):  # nothing is dropped before the first layer
-        model = build(Mlp())
+        model = build(Mlp(), check=False)
         seen: list[int] = []
         model.net[part].register_forward_pre_hook(lambda _, args, s=seen: s.append(len(args[0])))
         x, y = torch.randn(5, 5), torch.randint(0, 3, (5,))
@@ -222,7 +223,7 @@ def test_what_lies_before_the_dropout_runs_once_with_the_same_answer() -> None:
     net = Parts().double()
     whole = build(copy.deepcopy(net), expand_at="").eval()
     model = build(net).eval()
-    assert (model.stage, whole.stage) == ("head.2", "")
+    assert (model.expand_at, whole.expand_at) == (["head.2"], [""])
     seen: list[int] = []
     net.encoder.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
     x = torch.randn(7, 5).double()
@@ -235,8 +236,11 @@ def test_what_lies_before_the_dropout_runs_once_with_the_same_answer() -> None:
     assert not net.head[2]._forward_pre_hooks
 
 
-def test_a_tensor_that_goes_around_is_told_and_can_be_helped() -> None:
+def test_a_tensor_around_the_dropout_is_found_or_refused_with_advice() -> None:
     model = build(Parts(around=True))
+    assert model(torch.randn(3, 5)).shape == (4, 3, 4)
+    assert (model.expand_at, model.execution) == ([""], "batched")
+    model = build(Parts(around=True), check=False)
     with pytest.raises(RuntimeError, match=r"members at \['head.2'\].*expand_at=''"):
         model(torch.randn(3, 5))
     assert build(Parts(around=True), expand_at="")(torch.randn(3, 5)).shape == (4, 3, 4)
@@ -254,8 +258,9 @@ def test_several_inputs_and_a_shared_module() -> None:
 
 def test_tensors_without_member_rows_are_dropped_plainly() -> None:
     dropout = ActiveDropout(nn.Dropout(0.5))
-    dropout.streams = Streams([1, 2, 3])
-    assert dropout(torch.ones(4, 100)).unique().tolist() == [0.0, 2.0]
+    masks = DropoutMasks(3, [1, 2, 3])
+    with dropout.slot.use(MemberPass(masks, range(3), batch=1)):
+        assert dropout(torch.ones(4, 100)).unique().tolist() == [0.0, 2.0]
 
 
 @pytest.mark.parametrize("task", ["classification", "regression", "segmentation"])

@@ -92,7 +92,7 @@ class SplitAttention(nn.Module):
             layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for layer, x in ((self.q_proj, query), (self.k_proj, key), (self.v_proj, value))
         )
-        if is_causal and attn_mask is None:
+        if attn_mask is None and is_causal:  # in this order a compiler need not know is_causal
             raise ValueError(
                 "is_causal=True is a hint about attn_mask, which was not given. Fix: give it."
             )

@@ -26,6 +26,7 @@ from lpbnn.members.rows import (
     expand_tree,
     find_masks,
     gather,
+    has_values,
     mask_arguments,
     member_examples,
     take_examples,
@@ -220,7 +221,8 @@ class MemberEnsemble(UncertainModel):
             with self.slot.use(state):
                 output = self.readout(self.net(*own[0], **own[1]))
             replay_in_backward(self.slot, state, output)
-            outputs.append(output)
+            # The next call may write to the same memory, for example in a recorded CUDA graph.
+            outputs.append(output if j == count - 1 else tree_map(torch.clone, output))
         return outputs[0] if count == 1 else tree_map(lambda *own: torch.cat(own), *outputs)
 
     def _advice(self, error: Exception, batch: int) -> str:
@@ -235,6 +237,8 @@ class MemberEnsemble(UncertainModel):
             return
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
             return  # a comparison cannot be part of a graph
+        if not all(has_values(leaf) for leaf in tree_leaves((args, kwargs))):
+            return
         from lpbnn.check import verify  # imports point the other way
 
         report = verify(self, args, kwargs)

@@ -85,6 +85,12 @@ def row_weights(batch: int, members: int, mode: BatchMode, device: torch.device)
     return 1.0 / (rows // batch + (example < rows % batch))
 
 
+def has_values(x: Any) -> bool:
+    """Return False for a tensor that has a shape only: on the meta device, or fake."""
+    fake = getattr(x, "fake_mode", None) is not None
+    return not (isinstance(x, Tensor) and (x.is_meta or fake))
+
+
 def is_batched(x: Tensor, batch: int, masks: Sequence[Tensor] = ()) -> bool:
     """Return True if an input holds the examples: if its first dimension is the batch.
 

@@ -105,7 +105,8 @@ class RankOneLayer(Wrapper):
         if members == 1:
             return self.run_member(x, factors, *args, **kwargs)
         if self.expands_batch and state is not None and x.shape[0] * members == state.rows:
-            if self.is_standard and is_one_product(self.layer):
+            one_weight = factors.r.shape[0] == members  # else every row has its own copy of r
+            if one_weight and self.is_standard and is_one_product(self.layer):
                 weights = member_weights(self.layer, factors)
                 return run_all_members(self.layer, x, weights, factors.bias)
             x = expand_batch(x, members)
