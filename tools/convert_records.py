@@ -2,10 +2,11 @@
 
     python tools/convert_records.py [results]
 
-Renames ``spread`` to ``init_std`` and ``spread_at`` to ``expand_at`` in the stored configs, and writes out the
-options that 0.1 supplied for older records when it read them. A converted record says so in ``converted``.
-Everything else, every number above all, stays as it is; options that 0.2 no longer has stay too, because they
-describe what was run. A second run changes nothing. It was run on 2026-11-18 (results/README.md).
+Renames ``spread`` to ``init_std`` and ``spread_at`` to ``expand_at`` in the stored configs, and writes out
+the options that 0.1 supplied for older records when it read them. A converted record says so in
+``converted``. Everything else, every number above all, stays as it is; options that 0.2 no longer has stay
+too, because they describe what was run. A second run changes nothing. It was run on 2026-11-18
+(results/README.md).
 """
 
 import sys
@@ -23,7 +24,16 @@ SUPPLIED: dict[str, dict[str, Any]] = {
 }
 # As 0.1's Config of LP-BNN lists them: tables name what differs in the order of the first record.
 ORDER = (
-    *("members", "batch_mode", "batch_norm", "init_std", "init", "fast_lr", "repeat_last", "include"),
+    *(
+        "members",
+        "batch_mode",
+        "batch_norm",
+        "init_std",
+        "init",
+        "fast_lr",
+        "repeat_last",
+        "include",
+    ),
     *("exclude", "expand_at", "weighting", "latent", "train_r", "train_decoder", "log_variance"),
     *("by_width", "reconstruct", "noise", "anneal", "free_bits"),
 )

@@ -48,6 +48,11 @@ RANDOM = (
     nn.InstanceNorm3d,
 )
 
+DEPENDENT = (
+    "The output of an example depends on the other examples of its batch: every member trains on whole "
+    "batches (batch_mode='repeat'), and predict(chunk=...) is refused."
+)
+
 
 @dataclass(frozen=True)
 class CheckReport:
@@ -103,10 +108,6 @@ def check(model: nn.Module, x: Any) -> CheckReport:
     from lpbnn.predict import unwrap
 
     inner = unwrap(model)
-    if not isinstance(inner, UncertainModel):
-        raise TypeError(
-            f"check takes a model that lpbnn.build returned; got {type(model).__name__}."
-        )
     args, kwargs = as_call(x)
     batch_size(args, kwargs)
     if not isinstance(inner, MemberEnsemble):
@@ -127,107 +128,117 @@ def check(model: nn.Module, x: Any) -> CheckReport:
 
 
 def verify(model: "MemberEnsemble", args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckReport:
-    """Compare every choice of expansion points with the reference, until one agrees."""
+    """Compare every choice of expansion points with the reference, until one agrees.
+
+    Raises:
+        ValueError: a recurrent layer or an attention takes the time axis first, and got the batch there.
+    """
     with _unchanged(model), torch.no_grad():
-        few_args, few_kwargs, rows, cut = _few_rows(model, args, kwargs)
-        probe = model.probe(MEMBERS)
+        few_args, few_kwargs, rows = _few_rows(model, args, kwargs)
+        _refuse_time_first(model, few_args, few_kwargs, rows)
         reference = {
-            training: _Reference(model, probe, few_args, few_kwargs, training)
+            training: _Reference(model, few_args, few_kwargs, training)
             for training in (False, True)
         }
-        independent = cut and all(_rows_are_independent(r, rows) for r in reference.values())
-        findings = []
+        independent = all(run.rows_are_independent(rows) for run in reference.values())
+        difference = ""
         for paths in model.expansion_choices:
-            found = _first_difference(model, paths, probe, few_args, few_kwargs, reference)
-            if not found:
-                return _agreement(paths, rows, independent, reference[True].random)
-            findings.append(found)
-    return _disagreement(findings[-1], rows, independent)
+            difference = _first_difference(model, paths, reference)
+            if not difference:
+                return _agreement(model, paths, rows, independent, reference[True].random)
+    return _disagreement(difference, rows, independent)
 
 
 def rows_are_independent(
     model: UncertainModel, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> bool:
-    """Return True if a model's output for an example does not depend on the other examples.
-
-    Compares the first examples of a few with and without the last of them; in evaluation mode.
-    """
-    batch = batch_size(args, kwargs)
-    if batch < 2:
-        return True
-    arguments = mask_arguments(model.networks[0])
-    if not _can_be_cut(arguments, args, kwargs):
-        return False
-    few = min(batch, FEW)
-    outputs = []
+    """Return True if a model's output for an example does not depend on the other examples."""
+    batch, arguments = batch_size(args, kwargs), mask_arguments(model.networks[0])
     with _unchanged(model), _quiet(model, False), torch.no_grad():
-        for count in (few, few - 1):
+        outputs = []
+        for last in (batch - 1, 0):  # in memory of its own: the network may change it in place
+            examples = [*range(batch - 1), last]
+            own_args, own_kwargs = take_examples(arguments, args, kwargs, batch, examples)
             torch.manual_seed(0)
-            own = take_examples(arguments, args, kwargs, batch, slice(0, count))
-            try:
-                outputs.append(tree_leaves(model.outputs(*own[0], **own[1])))
-            except Exception:
-                return False  # it needs all of them
-    for whole, part in zip(*outputs, strict=True):
-        if whole.shape[1:2] != (few,) or part.shape[1:2] != (few - 1,):
-            return False
-        if not _close(_Output("", whole[:, : few - 1]), _Output("", part)):
-            return False
-    return True
+            outputs.append(tree_leaves(model.outputs(*own_args, **own_kwargs)))
+    pairs = zip(*outputs, strict=True)
+    return all(_first_rows_agree(a.movedim(1, 0), b.movedim(1, 0), batch) for a, b in pairs)
+
+
+def compiled_loss_agrees(model: UncertainModel, compiled: Any, x: Any, y: Any) -> bool:
+    """Return True if a compiled ``model.loss`` equals the plain one on a batch.
+
+    The posterior's noise is switched off, buffers and random generators are left as they were. A loss that
+    is random in itself (dropout, shuffled inputs) cannot be compared, and counts as equal.
+    """
+    with _unchanged(model):
+        scale = getattr(model, "noise_scale", None)
+        if scale is not None:
+            scale.zero_()
+        with torch.no_grad():
+            expected, again = (model.loss(x, y)["loss"] for _ in range(2))
+        if not torch.allclose(expected, again, rtol=1e-4):
+            return True
+        found = compiled(x, y)["loss"].detach()
+    rounding = 0.05 if torch.is_autocast_enabled(found.device.type) else 1e-2
+    return torch.allclose(found, expected, rtol=rounding, equal_nan=True)
 
 
 class _Reference:
     """Two members, run one after another, in evaluation or training mode."""
 
-    def __init__(self, model: Any, probe: Any, args: Any, kwargs: Any, training: bool) -> None:
-        self.model, self.probe, self.args, self.kwargs = model, probe, args, kwargs
-        self.training = training
-        with _quiet(model.net, training):
-            self.members = [self.run(j) for j in range(MEMBERS)]
-            again = self.run(0)
+    def __init__(self, model: Any, args: Any, kwargs: Any, training: bool) -> None:
+        self.model, self.args, self.kwargs, self.training = model, args, kwargs, training
+        self.probe = model.probe(MEMBERS)
+        self.members = [self.run(j, args, kwargs) for j in range(MEMBERS)]
+        again = self.run(0, args, kwargs)
         # Random in itself (functional dropout, stochastic depth): nothing to compare in this mode.
         self.random = any(
-            not _close(one, other) for one, other in zip(self.members[0], again, strict=True)
+            not _close(one.value, other.value)
+            for one, other in zip(self.members[0], again, strict=True)
         )
 
-    def run(self, member: int) -> list["_Output"]:
-        sampled = self.probe.take(member, 1)
-        with _recorded(self.model) as outputs:
-            result = self.model.loop_members(sampled, self.args, self.kwargs, first=member)
+    def run(self, member: int, args: Any, kwargs: Any) -> list["_Output"]:
+        """Return the outputs of the converted layers and of the network, for one member."""
+        with _quiet(self.model.net, self.training), _recorded(self.model) as outputs:
+            sampled = self.probe.take(member, 1)
+            result = self.model.loop_members(sampled, args, kwargs, first=member)
         return [*outputs, *(_Output("the output", leaf) for leaf in tree_leaves(result))]
+
+    def rows_are_independent(self, rows: int) -> bool:
+        """Return True if a change of the last example changes no other example's output."""
+        if self.random:
+            return True
+        arguments = self.model.mask_arguments
+        changed = self.run(0, *_change_last(arguments, self.args, self.kwargs, rows))
+        pairs = zip(self.members[0], changed, strict=True)
+        return all(
+            _first_rows_agree(one.value, other.value, rows)
+            for one, other in pairs
+            if one.name == "the output"
+        )
 
 
 class _Output:
-    """The output of a layer, or of the network, in one call."""
+    """The input or output of a layer, or the output of the network, in one call."""
 
     def __init__(self, name: str, value: Tensor) -> None:
         self.name, self.value = name, value.detach().clone()
 
 
-def _rows_are_independent(reference: _Reference, rows: int) -> bool:
-    """Return True if the output of the first examples does not depend on the last one."""
-    if reference.random or rows < 2:
-        return True
-    model = reference.model
-    call = (model.mask_arguments, reference.args, reference.kwargs)
-    fewer = take_examples(*call, rows, slice(0, rows - 1))
-    try:
-        with _quiet(model.net, reference.training):
-            outputs = model.loop_members(reference.probe.take(0, 1), *fewer)
-    except Exception:
-        return False  # it needs all of them
-    whole = [output.value for output in reference.members[0] if output.name == "the output"]
-    for one, leaf in zip(whole, tree_leaves(outputs), strict=True):
-        if one.shape[:1] != (rows,) or leaf.shape[:1] != (rows - 1,):
-            return False
-        if not _close(_Output("", one[: rows - 1]), _Output("", leaf)):
-            return False
-    return True
+def _change_last(arguments: Any, args: Any, kwargs: Any, batch: int) -> Any:
+    """Return the call with the first example's inputs in the place of the last one's."""
+    return take_examples(arguments, args, kwargs, batch, [*range(batch - 1), 0])
 
 
-def _first_difference(
-    model: Any, paths: list[str], probe: Any, args: Any, kwargs: Any, reference: dict[bool, Any]
-) -> str:
+def _first_rows_agree(one: Tensor, other: Tensor, rows: int) -> bool:
+    """Return True if both have a row per example, and all rows but the last are equal."""
+    if one.shape != other.shape or one.shape[:1] != (rows,):
+        return False
+    return rows == 1 or _close(one[:-1], other[:-1])
+
+
+def _first_difference(model: Any, paths: list[str], reference: dict[bool, _Reference]) -> str:
     """Return where running members as rows first differs from the reference; empty if nowhere."""
     before = model.expand_at
     model.use_expansion_points(paths)
@@ -237,11 +248,9 @@ def _first_difference(
                 continue
             with _quiet(model.net, training), _recorded(model) as outputs:
                 try:
-                    result = model.run_rows(probe, args, kwargs)
+                    result = model.run_rows(expected.probe, expected.args, expected.kwargs)
                 except Exception as error:
-                    return (
-                        f"the network raises {type(error).__name__}: {str(error).splitlines()[0]}"
-                    )
+                    return f"it raises {type(error).__name__}: {str(error).splitlines()[0]}"
             found = [*outputs, *(_Output("the output", leaf) for leaf in tree_leaves(result))]
             if difference := _compare(found, expected.members):
                 return difference + (" in training mode" if training else "")
@@ -261,69 +270,96 @@ def _compare(found: list[_Output], expected: list[list[_Output]]) -> str:
                     f"{rows.name} has shape {tuple(rows.value.shape)} for {MEMBERS} members, and "
                     f"{tuple(one.value.shape)} for one"
                 )
-            if not _close(_Output("", gather(rows.value.contiguous(), MEMBERS)[j]), one):
+            if not _close(gather(rows.value.contiguous(), MEMBERS)[j], one.value):
                 return f"{rows.name} differs for member {j}"
     return ""
 
 
-def _agreement(paths: list[str], rows: int, independent: bool, random: bool) -> CheckReport:
+def _agreement(
+    model: Any, paths: list[str], rows: int, independent: bool, random: bool
+) -> CheckReport:
     where = "the whole network" if paths == [""] else ", ".join(paths)
-    line = (
+    lines = [
         f"{MEMBERS} members of {rows} examples: rows of one batch equal members that run one by one, "
         f"in evaluation{'' if random else ' and training'} mode. The batch is expanded at {where}."
-    )
-    lines = [line]
+    ]
     if random:
         lines.append("The network is random in training mode, so that mode was not compared.")
-    warning = "" if independent else _dependent_rows()
-    return CheckReport("batched", paths, independent, tuple(lines), warning)
+    if not independent:
+        lines.append(DEPENDENT)
+    splits = getattr(model, "batch_mode", "repeat") == "split"
+    return CheckReport(
+        "batched", paths, independent, tuple(lines), DEPENDENT if splits and not independent else ""
+    )
 
 
 def _disagreement(difference: str, rows: int, independent: bool) -> CheckReport:
-    line = f"{MEMBERS} members of {rows} examples: {difference}."
+    line = f"{MEMBERS} members of {rows} examples as rows of one batch: {difference}."
     warning = (
         f"members cannot run as rows of one batch in this network: {difference}. A likely cause is an "
-        "operation over the batch axis (a concatenation of two views, messages between nodes, a batch that "
-        "is not the first dimension, an initial state). lpbnn runs the members one after another from now "
-        "on, which is right and slower. Fix, if speed matters: treat rows independently; or leave layers "
-        "out with exclude=..."
+        "operation over the batch axis (a concatenation of two views, messages between nodes, a batch "
+        "that is not the first dimension, an initial state). lpbnn runs the members one after another "
+        "from now on, which is right and slower. Fix, if speed matters: treat rows independently, or "
+        "leave layers out with exclude=..."
     )
     if not independent:
-        warning += f" {_dependent_rows()}"
+        warning += f" {DEPENDENT}"
     return CheckReport("loop", [""], independent, (line,), warning)
 
 
-def _dependent_rows() -> str:
-    return (
-        "The output of an example depends on the other examples of its batch: every member trains on whole "
-        "batches (batch_mode='repeat'), and predict(chunk=...) is refused."
-    )
-
-
-def _few_rows(model: Any, args: Any, kwargs: Any) -> tuple[Any, Any, int, bool]:
-    """Return a few examples of a call, how many, and False if the call cannot be cut.
+def _few_rows(model: Any, args: Any, kwargs: Any) -> tuple[Any, Any, int]:
+    """Return a few examples of a call, and how many; all of them, if the call cannot be cut.
 
     One example is taken twice: an expansion can look right for a single row because it broadcasts.
     """
+    args, kwargs = tree_map_only(Tensor, torch.Tensor.detach, (args, kwargs))
     batch = batch_size(args, kwargs)
     if not _can_be_cut(model.mask_arguments, args, kwargs):
-        return args, kwargs, batch, False
+        return args, kwargs, batch
     examples = [0, 0] if batch == 1 else list(range(min(batch, FEW)))
     few_args, few_kwargs = take_examples(model.mask_arguments, args, kwargs, batch, examples)
-    few_args, few_kwargs = tree_map_only(Tensor, torch.Tensor.detach, (few_args, few_kwargs))
     try:
         with _quiet(model.net, False):
             model.loop_members(model.probe(1), few_args, few_kwargs)
     except Exception:
-        return args, kwargs, batch, False
-    return few_args, few_kwargs, len(examples), True
+        return args, kwargs, batch
+    return few_args, few_kwargs, len(examples)
+
+
+def _refuse_time_first(model: Any, args: Any, kwargs: Any, rows: int) -> None:
+    """Refuse a module with the time axis first whose input has the examples there."""
+    time_first = [
+        (path, module)
+        for path, module in model.net.named_modules()
+        if getattr(module, "batch_first", True) is False
+    ]
+    if not time_first:
+        return
+    shapes: list[tuple[str, nn.Module, tuple[int, ...]]] = []
+    with ExitStack() as stack:
+        for path, module in time_first:
+
+            def record(layer: nn.Module, inputs: Any, path: str = path) -> None:
+                if inputs and isinstance(inputs[0], Tensor) and inputs[0].dim() == 3:
+                    shapes.append((path, layer, tuple(inputs[0].shape)))
+
+            stack.callback(module.register_forward_pre_hook(record).remove)
+        with _quiet(model.net, False):
+            model.loop_members(model.probe(1), args, kwargs)
+    for path, module, shape in shapes:
+        if shape[0] == rows != shape[1]:
+            raise ValueError(
+                f"{path!r} is a {type(module).__name__} with batch_first=False, and its input of shape "
+                f"{shape} has the {rows} examples first: it takes them for time steps. Fix: build it with "
+                "batch_first=True, and give the network inputs (batch, time, features)."
+            )
 
 
 def _can_be_cut(arguments: Any, args: Any, kwargs: Any) -> bool:
     """Return False for a call with integers beside the batch.
 
-    They may be indices of examples, for example the edges of a graph; an index that is out of range
-    breaks a GPU for the rest of the process.
+    Integers may be indices of examples, for example the edges of a graph; an index out of range breaks a
+    GPU for the rest of the process.
     """
     batch, masks = batch_size(args, kwargs), find_masks(arguments, args, kwargs)
     for leaf in tree_leaves((args, kwargs)):
@@ -334,28 +370,28 @@ def _can_be_cut(arguments: Any, args: Any, kwargs: Any) -> bool:
     return True
 
 
-def _close(one: _Output, other: _Output) -> bool:
-    if one.value.shape != other.value.shape:
+def _close(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape:
         return False
-    a, b = one.value, other.value
     if not a.is_floating_point():
         return torch.equal(a, b)
-    tolerance = TOLERANCE.get(a.dtype, 0.05)
-    scale = torch.nan_to_num(b.abs()).max() if b.numel() else 0.0
-    return torch.allclose(a, b, rtol=0.0, atol=float(scale) * tolerance + 1e-12, equal_nan=True)
+    scale = float(torch.nan_to_num(b.abs()).max()) if b.numel() else 0.0
+    tolerance = scale * TOLERANCE.get(a.dtype, 0.05) + 1e-12
+    return torch.allclose(a, b, rtol=0.0, atol=tolerance, equal_nan=True)
 
 
 @contextmanager
 def _recorded(model: Any) -> Iterator[list[_Output]]:
-    """Record the outputs of the converted layers, in the order of their calls."""
+    """Record inputs and outputs of the converted layers, in the order of their calls."""
     outputs: list[_Output] = []
     with ExitStack() as stack:
         for path, module in model.net.named_modules():
             if model.is_converted(module):
 
                 def record(layer: Any, args: Any, output: Any, path: str = path) -> None:
-                    if isinstance(output, Tensor):
-                        outputs.append(_Output(repr(path), output))
+                    # The input too: a weight of zeros would hide that its rows are mixed.
+                    outputs.append(_Output(f"the input of {path!r}", args[0]))
+                    outputs.append(_Output(f"the output of {path!r}", output))
 
                 handle = module.register_forward_hook(record)
                 stack.callback(handle.remove)
@@ -413,7 +449,7 @@ def _compare_compiled(model: Any, inner: Any, args: Any, kwargs: Any) -> str:
         finally:
             inner.training = was_training
     pairs = zip(tree_leaves(compiled), tree_leaves(expected), strict=True)
-    if all(_close(_Output("", a.flatten(0, 1)), _Output("", b)) for a, b in pairs):
+    if all(_close(a.flatten(0, 1), b) for a, b in pairs):
         return "The compiled model equals the reference."
     raise RuntimeError(
         "the compiled model does not equal members that run one by one. Fix: use the model without "

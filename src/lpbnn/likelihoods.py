@@ -1,8 +1,8 @@
 r"""Likelihoods: what a network's outputs say about the targets.
 
-A likelihood scores outputs against targets (``nll``) and says what is averaged over the members of a model
+A likelihood scores outputs against targets (``nll``), and says what is averaged over the members of a model
 and how uncertain each of them is (``summary``). ``build(net, task="classification")`` is a shorthand for
-``build(net, likelihood=Categorical())``:
+``build(net, likelihood=Categorical())``.
 
 =================  ==========================  =====================================================
 task               likelihood                  outputs, targets
@@ -12,8 +12,8 @@ task               likelihood                  outputs, targets
 "regression"       ``Gaussian()``              (B, 2K), (B, K); dense: (B, 2K, H, W), (B, K, H, W)
 "multilabel"       ``MultiLabel()``            (B, K), zeros and ones (B, K)
 \                  ``Categorical(dim=-1)``     sequences: (B, T, C), labels (B, T)
-\                  ``{"name": likelihood}``    a mapping of outputs, a mapping of targets
-\                  an object of the user       see ``Custom``
+\                  ``{"name": likelihood}``    several heads: a mapping of outputs, a mapping of targets
+\                  the user's own object       see ``Custom``
 =================  ==========================  =====================================================
 """
 
@@ -36,7 +36,7 @@ class Summary(NamedTuple):
     """What members say, each by itself.
 
     Args:
-        values: (S, B, ...), averaged over the members: probabilities, or means.
+        values: (S, B, ...), what is averaged over the members: probabilities, or means.
         aleatoric: each member's own uncertainty: entropies (S, B, ...), or variances like ``values``.
         variances: each member's variances, if a prediction shall keep them.
     """
@@ -47,15 +47,19 @@ class Summary(NamedTuple):
 
 
 class Likelihood(nn.Module):
-    """Base class of likelihoods; a subclass defines ``nll`` and ``summary``.
+    """Base class; a subclass defines ``nll`` and ``summary``.
 
     Attributes:
         task: a name for the kind of targets.
-        quantity: what the averaged values are: "probs", "mean" or "values" of a ``Prediction``.
-        class_dim: axis of a prediction's probabilities over which they sum to one; None if they do not.
-        information: True if ``total`` is an entropy, so that total - aleatoric is the mutual information of
-            prediction and member. False: total = aleatoric + the variance of the values over members.
+        quantity: what the averaged values are called in a ``Prediction``: "probs", "mean" or "values".
+        class_dim: axis of the averaged values (B, ...) that sums to one; None if none does.
+        information: True if ``total`` is an entropy; total - aleatoric is then the mutual information of
+            target and member. False: total = aleatoric + the variance of the values over members.
         cellwise: True if every pixel is summarised by itself, so that maps may be cut into strips.
+
+    Args:
+        dim: the axis of the classes, labels or numbers in outputs (n, ...): 1, right after the batch, or
+            -1, the last.
     """
 
     task: str = "custom"
@@ -63,6 +67,12 @@ class Likelihood(nn.Module):
     class_dim: int | None = None
     information: bool = False
     cellwise: bool = False
+
+    def __init__(self, dim: int = 1) -> None:
+        super().__init__()
+        if dim not in (1, -1):
+            raise ValueError(f"dim={dim!r}: expected 1, right after the batch, or -1, the last.")
+        self.dim = dim
 
     def nll(self, outputs: Any, targets: Any) -> Tensor:
         """Return the negative log-likelihood of every row, (n,), or cell (pixel, token), (n, ...).
@@ -76,19 +86,18 @@ class Likelihood(nn.Module):
         raise NotImplementedError
 
     def weights(self, targets: Any) -> Tensor | None:
-        """Return how much each cell counts in a mean, of the shape of ``nll``; None counts all equally."""
+        """Return how much each cell counts in a mean, in the shape of ``nll``; None counts all equally."""
         return None
 
     def mean_nll(self, outputs: Any, targets: Any, row_weights: Tensor | None = None) -> Tensor:
-        """Return the weighted mean of ``nll`` over all rows, a scalar; 0 if nothing counts.
+        """Return the weighted mean of ``nll`` over all cells, a scalar; 0 if nothing counts.
 
         Args:
             outputs: (n, ...).
             targets: as the likelihood takes them, for n rows.
             row_weights: (n,), how much each row counts; None counts all equally.
         """
-        cells = self.nll(outputs, targets)
-        counts = self.weights(targets)
+        cells, counts = self.nll(outputs, targets), self.weights(targets)
         if counts is None and row_weights is None:
             return cells.mean()
         counts = torch.ones_like(cells) if counts is None else counts.to(cells.dtype)
@@ -100,17 +109,11 @@ class Likelihood(nn.Module):
     def nll_terms(
         self, outputs: Any, targets: Any, row_weights: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Return {"nll": mean_nll(...)}; several heads add their parts of it, "nll/<name>"."""
+        """Return {"nll": mean_nll(...)}; several heads add their parts of it as "nll/<name>"."""
         return {"nll": self.mean_nll(outputs, targets, row_weights)}
 
     def members_nll(self, outputs: Any, targets: Any, row_weights: Tensor | None = None) -> Tensor:
-        """Return ``mean_nll`` over all rows of all members.
-
-        Args:
-            outputs: (S, B, ...).
-            targets: for B examples; every member is scored against all of them.
-            row_weights: (B,), how much each example counts.
-        """
+        """Return ``mean_nll`` of outputs (S, B, ...), every member against all B targets."""
         return self.mean_nll(*member_rows(outputs, targets, row_weights))
 
     def total(self, average: Tensor) -> Tensor:
@@ -118,12 +121,7 @@ class Likelihood(nn.Module):
         raise NotImplementedError
 
     def ood_score(self, average: Tensor, total: Tensor) -> Tensor:
-        """Return how unlike the training data each example is, higher is stranger.
-
-        Args:
-            average: the averaged values (B, ...).
-            total: the total uncertainty.
-        """
+        """Return how strange each example is, (B, ...), from the averaged values and their uncertainty."""
         return total.flatten(1).sum(1) if total.dim() > 1 else total
 
     def read_output(self, output: Any) -> Any:
@@ -131,7 +129,8 @@ class Likelihood(nn.Module):
         return read_output(output)
 
     def check_batch(self, x: Any, y: Any) -> None:
-        """Refuse a batch that is wrong in a way that can be told before the network has run."""
+        """Refuse a batch that can be seen to be wrong before the network has run."""
+        require_tensor(y)
 
 
 class Categorical(Likelihood):
@@ -141,14 +140,13 @@ class Categorical(Likelihood):
 
     Targets are labels, of any integer type, or soft labels: a probability for every class, whose NLL is the
     expectation, :math:`- \sum_c y_c w_c \log \mathrm{softmax}(o)_c`. In a mean an example counts with the
-    weight of its label; an ignored one, or a soft label of zeros, does not count.
+    weight of its label. An ignored label, or a soft label of zeros, does not count.
 
     Args:
         ignore_index: the label that does not count (void pixels, padding).
         class_weights: one number of at least 0 per class (see ``class_weights``).
-        dim: where the outputs have their classes: 1, right after the batch, (B, C, ...) with labels
-            (B, ...); or -1, last, as in sequences, (B, T, C) with labels (B, T). Probabilities of a
-            prediction have the same layout.
+        dim: the axis of the classes: 1, (B, C, ...) with labels (B, ...); or -1, as in sequences,
+            (B, T, C) with labels (B, T). The probabilities of a prediction have the outputs' layout.
 
     Example:
         >>> likelihood = Categorical()
@@ -165,6 +163,7 @@ class Categorical(Likelihood):
     task = "classification"
     quantity = "probs"
     information = True
+    cellwise = True
     class_weights: Tensor | None
 
     def __init__(
@@ -173,41 +172,36 @@ class Categorical(Likelihood):
         class_weights: Tensor | Sequence[float] | None = None,
         dim: int = 1,
     ) -> None:
-        super().__init__()
+        super().__init__(dim)
+        self.class_dim = dim
         self.ignore_index = ignore_index
-        self.dim = self.class_dim = _channel_dim(dim)
-        self.cellwise = dim == 1
         self.register_buffer("class_weights", _checked_weights(class_weights), persistent=False)
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        targets = self.check_targets(outputs, targets)
-        return self._cross_entropy(outputs, targets, "none")
+        return self._cross_entropy(outputs, self.check_targets(outputs, targets), "none")
 
     def mean_nll(
         self, outputs: Tensor, targets: Tensor, row_weights: Tensor | None = None
     ) -> Tensor:
         targets = self.check_targets(outputs, targets)
-        soft = targets.is_floating_point()
-        if row_weights is not None or soft or self.task != "classification":
+        if row_weights is not None or targets.is_floating_point() or self.task != "classification":
             return super().mean_nll(outputs, targets, row_weights)
         nll = self._cross_entropy(outputs, targets, "sum")  # one kernel
         return weighted_mean(nll, self.weights(targets).to(nll.dtype).sum())
 
     def weights(self, targets: Tensor) -> Tensor:
-        """Return how much each cell counts, (n, ...): its label's class weight, and 0 if it is ignored."""
+        """Return the class weight of each label, (n, ...), or 1 without such weights; 0 if ignored."""
         if targets.is_floating_point():
-            soft = at_least_float32(targets if self.dim == 1 else targets.movedim(-1, 1))
-            if self.class_weights is not None:
-                soft = soft * self.class_weights.to(soft).view(-1, *(1,) * (soft.dim() - 2))
-            return soft.sum(1)
-        counted = targets != self.ignore_index
+            soft = at_least_float32(targets.movedim(self.dim, -1))
+            return (soft if self.class_weights is None else soft * self.class_weights).sum(-1)
+        labels = targets.long()  # a uint8 156 would equal -100
+        counted = labels != self.ignore_index
         if self.class_weights is None:
             return counted.float()
-        labels = targets.masked_fill(~counted, 0).long()
-        return counted.to(self.class_weights.dtype) * self.class_weights[labels]
+        return counted * self.class_weights[labels.masked_fill(~counted, 0)]
 
     def summary(self, outputs: Tensor) -> Summary:
-        """Return probabilities, of the shape of the outputs (S, B, C, ...), and entropies (S, B, ...)."""
+        """Return probabilities, in the shape of the outputs (S, B, C, ...), and entropies (S, B, ...)."""
         self.check_outputs(outputs.shape[1:])
         axis = member_axis(self.dim)
         probs = at_least_float32(outputs).softmax(axis)
@@ -221,19 +215,18 @@ class Categorical(Likelihood):
         return 1 - average.amax(self.dim)
 
     def check_batch(self, x: Any, y: Any) -> None:
-        require_tensor(y)
-        if not isinstance(x, Tensor) or x.is_floating_point() or self.dim != 1:
-            return
-        if y.is_floating_point() and x.dim() < y.dim():
+        super().check_batch(x, y)
+        labels = isinstance(x, Tensor) and not x.is_floating_point() and x.dim() < y.dim()
+        if labels and y.is_floating_point() and self.dim == 1:
             raise ValueError(
                 f"loss(x, y) got {x.dtype} inputs of shape {tuple(x.shape)} and {y.dtype} targets of "
                 f"shape {tuple(y.shape)}: they seem to be swapped. Fix: loss(inputs, labels)."
             )
 
     def check_outputs(self, shape: Sequence[int]) -> None:
-        """Refuse outputs, of so many rows, that have no classes, or other classes than the weights."""
-        layout = "(batch, classes, ...)" if self.dim == 1 else "(batch, ..., classes)"
+        """Refuse outputs of this shape (n, ...): without classes, or with more or fewer than weights."""
         if len(shape) < 2 or shape[self.dim] < 2:
+            layout = "(batch, classes, ...)" if self.dim == 1 else "(batch, ..., classes)"
             raise ValueError(
                 f"{self.task} needs outputs {layout}; the network gave {tuple(shape)}. A yes-or-no "
                 "question has two classes: give the last layer two outputs, or use "
@@ -248,22 +241,20 @@ class Categorical(Likelihood):
     def check_targets(self, outputs: Tensor, targets: Any) -> Tensor:
         """Return the targets, labels as int64; refuse a shape or type that does not fit.
 
-        Values are not looked at: that would wait for a GPU.
+        The values are not read: that would wait for a GPU.
         """
         require_tensor(targets)
         self.check_outputs(outputs.shape)
-        shape = list(outputs.shape)
-        shape.pop(self.dim)
-        if targets.is_floating_point():
-            if targets.shape == outputs.shape:
-                return targets
-        elif list(targets.shape) == shape:
+        if targets.is_floating_point() and targets.shape == outputs.shape:
+            return targets
+        shape = (*outputs.shape[:1], *outputs.shape[2:]) if self.dim == 1 else outputs.shape[:-1]
+        if not targets.is_floating_point() and targets.shape == shape:
             return targets.long()
         hint = ""
-        if self.dim == 1 and outputs.dim() > 2 and targets.shape == outputs.shape[:-1]:
+        if outputs.dim() > 2 and targets.shape == outputs.shape[:-1]:
             hint = (
-                " Classes come second here, right after the batch. Fix: outputs.movedim(-1, 1), or "
-                "likelihood=likelihoods.Categorical(dim=-1) if they are last."
+                " Classes come second here, right after the batch. Fix: outputs.movedim(-1, 1), or, if "
+                "they are last, likelihood=likelihoods.Categorical(dim=-1)."
             )
         raise ValueError(
             f"{self.task} with outputs of shape {tuple(outputs.shape)} needs integer labels of shape "
@@ -272,23 +263,21 @@ class Categorical(Likelihood):
         )
 
     def _cross_entropy(self, outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
-        outputs = at_least_float32(outputs)  # a sum over pixels is beyond float16
-        if self.dim != 1:
-            outputs = outputs.movedim(-1, 1)
+        # A sum over pixels is beyond float16.
+        outputs = at_least_float32(outputs).movedim(self.dim, 1)
         weight = None if self.class_weights is None else self.class_weights.to(outputs)
         if targets.is_floating_point():
-            targets = targets.to(outputs.dtype)
-            if self.dim != 1:
-                targets = targets.movedim(-1, 1)
+            targets = targets.to(outputs.dtype).movedim(self.dim, 1)
             return F.cross_entropy(outputs, targets, weight, reduction=reduction)
         try:
             return F.cross_entropy(
                 outputs, targets, weight, ignore_index=self.ignore_index, reduction=reduction
             )
-        except IndexError as error:  # a CPU looks at every label anyway
-            raise self._wrong_label(outputs.shape[1], targets) from error
+        except IndexError as error:  # a CPU reads every label anyway
+            raise self.label_error(targets, outputs.shape[1]) from error
 
-    def _wrong_label(self, classes: int, targets: Tensor) -> IndexError:
+    def label_error(self, targets: Tensor, classes: int) -> IndexError:
+        """Return the error for labels that are neither a class nor ignored."""
         wrong = targets[(targets != self.ignore_index) & ((targets < 0) | (targets >= classes))]
         return IndexError(
             f"labels are 0 to {classes - 1}, for the network's {classes} outputs, or ignore_index="
@@ -298,7 +287,7 @@ class Categorical(Likelihood):
 
 
 class Segmentation(Categorical):
-    """Classes pixel by pixel: outputs (B, C, H, W), labels (B, H, W). Pixels count equally in a mean.
+    """Classes pixel by pixel: outputs (B, C, H, W), labels (B, H, W); pixels count equally in a mean.
 
     Example:
         >>> likelihood = Segmentation(ignore_index=255)
@@ -315,12 +304,11 @@ class Gaussian(Likelihood):
     .. math:: NLL = \tfrac12 \sum_k \left( \log 2 \pi v_k + (y_k - m_k)^2 / v_k \right)
 
     Args:
-        variance: "softplus": the outputs are 2K, means and then raw variances, v = softplus(raw) + 1e-6.
-            "log": the same with v = exp(raw) + 1e-6. A number: a fixed variance, the network has one output
-            per target (1.0 is half the squared error, up to a constant).
-        dim: where the outputs have these numbers: 1, right after the batch, (B, 2K, ...) with targets
-            (B, K, ...), maps included; or -1, last, (B, T, 2K) with targets (B, T, K). The targets of K = 1
-            may leave the axis out.
+        variance: "softplus": outputs are K means, then K raw variances, v = softplus(raw) + 1e-6. "log":
+            the same with v = exp(raw) + 1e-6. A number: a fixed variance and one output per target (1.0
+            is half the squared error, up to a constant).
+        dim: the axis of these numbers: 1, (B, 2K, ...) with targets (B, K, ...), maps included; or -1,
+            (B, T, 2K) with targets (B, T, K). Targets with K = 1 may leave the axis out.
 
     Example:
         >>> mean, variance = Gaussian().split(torch.zeros(5, 2))
@@ -332,44 +320,60 @@ class Gaussian(Likelihood):
 
     task = "regression"
     quantity = "mean"
+    cellwise = True
 
-    def __init__(self, variance: Literal["softplus", "log"] | float = "softplus", dim: int = 1):
-        super().__init__()
-        fixed = isinstance(variance, int | float) and not isinstance(variance, bool)
-        if variance not in ("softplus", "log") and not (fixed and 0 < variance < math.inf):
+    def __init__(
+        self, variance: Literal["softplus", "log"] | float = "softplus", dim: int = 1
+    ) -> None:
+        super().__init__(dim)
+        fixed = isinstance(variance, int | float) and 0 < variance < math.inf
+        if not fixed and variance not in ("softplus", "log"):
             raise ValueError(
                 f"variance={variance!r}: expected 'softplus', 'log', or a positive number for a fixed "
                 "variance and one output per target."
             )
         self.variance = variance
-        self.dim = _channel_dim(dim)
-        self.cellwise = dim == 1
 
     def split(self, outputs: Tensor, members: bool = False) -> tuple[Tensor, Tensor]:
-        """Return means and variances, K each, of outputs (n, 2K, ...), or (S, n, 2K, ...) of members."""
+        """Return means and variances (n, K, ...) of outputs (n, 2K, ...).
+
+        Args:
+            outputs: (n, 2K, ...), or (n, K, ...) if the variance is fixed.
+            members: True if the outputs are those of members, (S, n, ...).
+        """
+        per_target = 2 if isinstance(self.variance, str) else 1
+        if outputs.dim() < 2 + members:
+            raise ValueError(
+                f"regression needs outputs (batch, {per_target} per target, ...); the network gave "
+                f"{tuple(outputs.shape[members:])}. Fix: for one number per example, output.unsqueeze(1)."
+            )
         axis = member_axis(self.dim) if members else self.dim
-        values = at_least_float32(outputs)
-        if isinstance(self.variance, int | float):
-            return values, torch.full_like(values, self.variance)
-        if outputs.shape[axis] % 2:
+        if outputs.shape[axis] % per_target:
             raise ValueError(
                 f"a regression network has two outputs per target (mean, variance); got "
                 f"{outputs.shape[axis]} outputs. Fix: double the width of its last layer, or, for one "
                 "output per target, likelihood=likelihoods.Gaussian(variance=1.0)."
             )
+        values = at_least_float32(outputs)
+        if not isinstance(self.variance, str):
+            return values, torch.full_like(values, self.variance)
         mean, raw = values.chunk(2, axis)
         return mean, (F.softplus(raw) if self.variance == "softplus" else raw.exp()) + MIN_VARIANCE
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        self.check_outputs(outputs.shape)
         mean, variance = self.split(outputs)
-        squared = (self.check_targets(outputs, mean, targets) - mean).square()
-        each = math.log(2 * math.pi) + variance.log() + squared / variance
-        return 0.5 * each.sum(self.dim)
+        require_tensor(targets)
+        shapes = [mean.shape, mean.squeeze(self.dim).shape]  # the second differs if K = 1
+        if targets.shape not in shapes or not targets.is_floating_point():
+            raise ValueError(
+                f"regression with outputs of shape {tuple(outputs.shape)} needs floating-point targets "
+                f"of shape {tuple(mean.shape)}; got {targets.dtype} of shape {tuple(targets.shape)}."
+            )
+        squared = (targets.reshape(mean.shape) - mean).square()
+        return 0.5 * (math.log(2 * math.pi) + variance.log() + squared / variance).sum(self.dim)
 
     def summary(self, outputs: Tensor) -> Summary:
-        """Return means and variances (S, B, K, ...)."""
-        self.check_outputs(outputs.shape[1:])
+        """Return means and variances, both (S, B, K, ...)."""
         mean, variance = self.split(outputs, members=True)
         return Summary(mean, variance, variance)
 
@@ -377,45 +381,14 @@ class Gaussian(Likelihood):
         """Return the total variance, summed over the K targets, (B, ...)."""
         return total.sum(self.dim)
 
-    def check_batch(self, x: Any, y: Any) -> None:
-        require_tensor(y)
-
-    def check_outputs(self, shape: Sequence[int]) -> None:
-        """Refuse outputs, of so many rows, without an axis for the targets."""
-        if len(shape) < 2:
-            raise ValueError(
-                f"regression needs outputs (batch, {self._width()}, ...); the network gave "
-                f"{tuple(shape)}. Fix: output.unsqueeze(1), for one number per example."
-            )
-
-    def check_targets(self, outputs: Tensor, mean: Tensor, targets: Any) -> Tensor:
-        """Return the targets in the shape of the means; refuse a shape or type that does not fit."""
-        require_tensor(targets)
-        shapes = [list(mean.shape)]
-        if mean.shape[self.dim] == 1:
-            shapes.append([n for i, n in enumerate(mean.shape) if i != self.dim % mean.dim()])
-        if list(targets.shape) not in shapes or not targets.is_floating_point():
-            raise ValueError(
-                f"regression with outputs of shape {tuple(outputs.shape)}, {self._width()}, needs "
-                f"floating-point targets of shape {tuple(mean.shape)}; got {targets.dtype} of shape "
-                f"{tuple(targets.shape)}."
-            )
-        return targets.reshape(mean.shape)
-
-    def _width(self) -> str:
-        return "2 per target" if isinstance(self.variance, str) else "1 per target"
-
 
 class MultiLabel(Likelihood):
     r"""Labels that do not exclude each other: K independent yes-or-no questions.
 
     .. math:: NLL = - \sum_k y_k \log p_k + (1 - y_k) \log (1 - p_k), \quad p = \mathrm{sigmoid}(o)
 
-    Outputs and targets are (B, K, ...); targets are zeros and ones, or probabilities. Probabilities and
-    uncertainties (binary entropies, in nats) of a prediction have the same shape.
-
-    Args:
-        dim: where the outputs have the labels: 1, right after the batch, or -1, last.
+    Outputs and targets are (B, K, ...), or (B, T, K) with ``dim=-1``; targets are zeros and ones, or
+    probabilities. Probabilities and uncertainties (binary entropies, nats) of a prediction have that shape.
 
     Example:
         >>> MultiLabel().nll(torch.zeros(1, 3), torch.tensor([[1, 0, 1]]))  # 3 log 2
@@ -425,25 +398,20 @@ class MultiLabel(Likelihood):
     task = "multilabel"
     quantity = "probs"
     information = True
-
-    def __init__(self, dim: int = 1) -> None:
-        super().__init__()
-        self.dim = _channel_dim(dim)
-        self.cellwise = dim == 1
+    cellwise = True
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
         require_tensor(targets)
         if outputs.dim() < 2 or targets.shape != outputs.shape:
             raise ValueError(
-                f"multilabel needs outputs and targets of one shape, (batch, labels, ...), a zero or one "
-                f"for each label; got outputs of shape {tuple(outputs.shape)} and targets of shape "
+                "multilabel needs outputs and targets of one shape, (batch, labels, ...), with a zero or "
+                f"one for each label; got outputs of shape {tuple(outputs.shape)} and targets of shape "
                 f"{tuple(targets.shape)}."
             )
         outputs = at_least_float32(outputs)
-        each = F.binary_cross_entropy_with_logits(
-            outputs, targets.to(outputs.dtype), reduction="none"
-        )
-        return each.sum(self.dim)
+        targets = targets.to(outputs.dtype)
+        cells = F.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
+        return cells.sum(self.dim)
 
     def summary(self, outputs: Tensor) -> Summary:
         """Return probabilities and their binary entropies, both (S, B, K, ...)."""
@@ -454,21 +422,18 @@ class MultiLabel(Likelihood):
         return torch.special.entr(average) + torch.special.entr(1 - average)
 
     def ood_score(self, average: Tensor, total: Tensor) -> Tensor:
-        """Return the entropy, summed over the labels, (B, ...)."""
+        """Return the entropy, summed over the K labels, (B, ...)."""
         return total.sum(self.dim)
-
-    def check_batch(self, x: Any, y: Any) -> None:
-        require_tensor(y)
 
 
 class MultiHead(Likelihood):
-    """Several heads, with a likelihood each; ``build(net, likelihood={...})`` makes one of a mapping.
+    """Several heads with a likelihood each; ``build(net, likelihood={...})`` makes one of a mapping.
 
-    Outputs and targets are mappings with the same names; ``predict`` returns a ``Prediction`` per name. The
-    NLL is the sum over the heads, whose parts ``loss`` returns as "nll/<name>".
+    Outputs and targets are mappings with the same names, and ``predict`` returns a ``Prediction`` per name.
+    The mean NLL is the sum of the heads'; ``loss`` returns these as "nll/<name>".
 
     Args:
-        heads: a likelihood (or an object of the user, see ``Custom``) by name.
+        heads: likelihoods, or objects of the user (see ``Custom``), by name.
 
     Example:
         >>> likelihood = MultiHead({"kind": Categorical(), "size": Gaussian()})
@@ -484,36 +449,22 @@ class MultiHead(Likelihood):
         super().__init__()
         if not heads or not all(isinstance(name, str) for name in heads):
             raise ValueError(
-                f"likelihoods of several heads are given by name; got {list(heads)}. Fix: "
+                f"likelihoods of several heads are given by name; got the names {list(heads)}. Fix: "
                 "likelihood={'kind': likelihoods.Categorical(), 'size': likelihoods.Gaussian()}."
             )
         self.names = tuple(heads)
-        # A list: module names may not contain dots.
-        self.parts = nn.ModuleList(as_likelihood(head) for head in heads.values())
+        self.parts = nn.ModuleList(map(as_likelihood, heads.values()))  # a ModuleDict forbids dots
 
     @property
     def heads(self) -> dict[str, Likelihood]:
         """The likelihoods by name."""
         return dict(zip(self.names, self.parts, strict=True))  # type: ignore[arg-type]
 
-    def nll(self, outputs: Mapping[str, Tensor], targets: Mapping[str, Any]) -> Tensor:
-        """Return the sum over the heads, (n,); a row's cells are summed."""
-        rows = [head.nll(outputs[name], targets[name]) for name, head in self.heads.items()]
-        return torch.stack([row.flatten(1).sum(1) if row.dim() > 1 else row for row in rows]).sum(0)
-
-    def mean_nll(
-        self,
-        outputs: Mapping[str, Tensor],
-        targets: Mapping[str, Any],
-        row_weights: Tensor | None = None,
-    ) -> Tensor:
+    def mean_nll(self, outputs: Any, targets: Any, row_weights: Tensor | None = None) -> Tensor:
         return self.nll_terms(outputs, targets, row_weights)["nll"]
 
     def nll_terms(
-        self,
-        outputs: Mapping[str, Tensor],
-        targets: Mapping[str, Any],
-        row_weights: Tensor | None = None,
+        self, outputs: Any, targets: Any, row_weights: Tensor | None = None
     ) -> dict[str, Tensor]:
         parts = {
             f"nll/{name}": head.mean_nll(outputs[name], targets[name], row_weights)
@@ -524,19 +475,19 @@ class MultiHead(Likelihood):
     def read_output(self, output: Any) -> dict[str, Tensor]:
         """Return the tensors of the heads, by name."""
         if not isinstance(output, Mapping) or not set(self.names) <= set(output):
-            given = f"keys {list(output)}" if isinstance(output, Mapping) else type(output).__name__
             entries = ", ".join(f"{name!r}: output[{i}]" for i, name in enumerate(self.names))
             raise TypeError(
-                f"the network returned {given}; expected a mapping with {list(self.names)}, the names of "
-                f"the likelihoods. Fix: build(..., readout=lambda output: {{{entries}}})."
+                f"the network returned {_kind(output)}; expected a mapping with the keys "
+                f"{list(self.names)}, the names of the likelihoods. Fix: build(..., readout=lambda "
+                f"output: {{{entries}}})."
             )
         return {name: head.read_output(output[name]) for name, head in self.heads.items()}
 
     def check_batch(self, x: Any, y: Any) -> None:
         if not isinstance(y, Mapping) or not set(self.names) <= set(y):
-            given = f"keys {list(y)}" if isinstance(y, Mapping) else type(y).__name__
             raise TypeError(
-                f"targets are a mapping with {list(self.names)}, one entry per head; got {given}."
+                f"targets are a mapping with the keys {list(self.names)}, one for each head; got "
+                f"{_kind(y)}."
             )
         for name, head in self.heads.items():
             head.check_batch(x, y[name])
@@ -551,15 +502,15 @@ class UserLikelihood(Protocol):
 
 
 class Custom(Likelihood):
-    """A likelihood of the user: any object with ``nll`` and ``summary``; ``build`` wraps it by itself.
+    """A likelihood of the user: any object with ``nll`` and ``summary``; ``build`` wraps it.
 
     - ``nll(outputs, targets)`` returns the negative log-likelihood of every row, (n,), or cell, (n, ...).
-    - ``summary(outputs)`` takes rows (n, ...) as well and returns ``values`` (n, ...), which are averaged
-      over members; or ``(values, aleatoric)``, with the variance of the data around each value, in the
-      shape of the values (0 if not given). The epistemic part is the variance of the values over members.
+    - ``summary(outputs)`` takes such rows (n, ...) too and returns ``values`` (n, ...), which are averaged
+      over members; or ``(values, aleatoric)``, where aleatoric is the variance of the targets around each
+      value, in the shape of the values. The epistemic part is the variance of the values over members.
 
-    An ``nn.Module`` may have parameters: they are trained and saved with the model. A likelihood whose
-    uncertainty is an entropy, or that ignores targets, is a subclass of ``Likelihood``.
+    An ``nn.Module`` may have parameters; they are trained and saved with the model. A likelihood whose
+    uncertainty is an entropy, or that ignores some targets, is written as a subclass of ``Likelihood``.
 
     Example:
         >>> class Poisson:
@@ -568,7 +519,7 @@ class Custom(Likelihood):
         ...
         ...     def summary(self, outputs):
         ...         rate = outputs[:, 0].exp()
-        ...         return rate, rate  # the mean, and its variance
+        ...         return rate, rate  # its mean, and its variance
         >>> import lpbnn
         >>> model = lpbnn.build(nn.Linear(4, 1), "ensemble", members=3, likelihood=Poisson())
         >>> p = lpbnn.predict(model, torch.randn(5, 4))
@@ -581,33 +532,32 @@ class Custom(Likelihood):
         self.user = user
         self.task = getattr(user, "task", "custom")
 
-    def nll(self, outputs: Any, targets: Any) -> Tensor:
+    def nll(self, outputs: Tensor, targets: Any) -> Tensor:
         cells = at_least_float32(self.user.nll(outputs, targets))
-        rows = _first_dim(outputs)
-        if cells.dim() == 0 or cells.shape[0] != rows:
+        if cells.shape[:1] != outputs.shape[:1]:
             raise ValueError(
                 f"{type(self.user).__name__}.nll returned a tensor of shape {tuple(cells.shape)} for "
-                f"{rows} rows; expected ({rows},), one number per row. Fix: reduction='none'."
+                f"{len(outputs)} rows; expected one number for each. Fix: reduction='none'."
             )
         return cells
 
     def summary(self, outputs: Tensor) -> Summary:
-        found = self.user.summary(outputs.flatten(0, 1))
-        parts = [
-            at_least_float32(part) for part in (found if isinstance(found, tuple) else (found,))
-        ]
-        values = parts[0]
-        aleatoric = parts[1] if len(parts) > 1 else torch.zeros_like(values)
-        rows = outputs.shape[0] * outputs.shape[1]
-        if values.shape[:1] != (rows,) or aleatoric.shape != values.shape:
+        rows = outputs.flatten(0, 1)
+        found = self.user.summary(rows)
+        found = found[:2] if isinstance(found, tuple | list) else (found,)
+        values, *given = map(at_least_float32, found)
+        aleatoric = given[0] if given else torch.zeros_like(values)
+        if values.shape[:1] != rows.shape[:1] or aleatoric.shape != values.shape:
+            shapes, n = [tuple(part.shape) for part in found], len(rows)
             raise ValueError(
-                f"{type(self.user).__name__}.summary returned shapes "
-                f"{[tuple(part.shape) for part in parts]} for {rows} rows; expected values ({rows}, ...), "
-                "or (values, aleatoric) of one shape."
+                f"{type(self.user).__name__}.summary returned shapes {shapes} for {n} rows; expected "
+                f"values ({n}, ...), or (values, aleatoric) of one shape."
             )
-        shape = outputs.shape[:2]
-        values, aleatoric = values.unflatten(0, shape), aleatoric.unflatten(0, shape)
-        return Summary(values, aleatoric, aleatoric if len(parts) > 1 else None)
+        values, aleatoric = (part.unflatten(0, outputs.shape[:2]) for part in (values, aleatoric))
+        return Summary(values, aleatoric, aleatoric if given else None)
+
+    def check_batch(self, x: Any, y: Any) -> None:
+        """Accept any targets: the user's object knows which it takes."""
 
 
 def as_likelihood(
@@ -632,30 +582,25 @@ def as_likelihood(
         raise ValueError(
             f"task={task!r} is not known; choose one of {', '.join(TASKS)}, or give a likelihood."
         )
-    if likelihood is None:
-        if task in ("classification", "segmentation"):
-            kind = Categorical if task == "classification" else Segmentation
-            return kind(ignore_index, class_weights)
-        if class_weights is not None:
-            raise ValueError(f"class_weights are for labels; task={task!r} has none.")
-        return Gaussian() if task == "regression" else MultiLabel()
-    if class_weights is not None or ignore_index != -100:
+    if likelihood is None and task in ("classification", "segmentation"):
+        kind = Categorical if task == "classification" else Segmentation
+        return kind(ignore_index, class_weights)
+    if class_weights is not None or (likelihood is not None and ignore_index != -100):
         raise ValueError(
-            "ignore_index and class_weights belong to the likelihood that is given. Fix: "
-            "likelihood=likelihoods.Categorical(ignore_index=..., class_weights=...)."
+            "ignore_index and class_weights are for task='classification' and 'segmentation'. Fix: leave "
+            "them out, or give likelihood=likelihoods.Categorical(ignore_index=..., class_weights=...)."
         )
-    if isinstance(likelihood, Mapping):
-        return MultiHead(likelihood)
+    if likelihood is None:
+        return Gaussian() if task == "regression" else MultiLabel()
     if isinstance(likelihood, Likelihood):
         return likelihood
-    if isinstance(likelihood, type) or not all(
-        callable(getattr(likelihood, name, None)) for name in ("nll", "summary")
-    ):
-        given = likelihood.__name__ if isinstance(likelihood, type) else type(likelihood).__name__
+    if isinstance(likelihood, Mapping):
+        return MultiHead(likelihood)
+    methods = [getattr(likelihood, name, None) for name in ("nll", "summary")]
+    if isinstance(likelihood, type) or not all(map(callable, methods)):
         raise TypeError(
-            f"likelihood={given}: expected an object of lpbnn.likelihoods, such as "
-            "likelihoods.Gaussian(), a mapping of them, or an object with nll(outputs, targets) and "
-            "summary(outputs)."
+            f"likelihood={likelihood!r}: expected an object such as likelihoods.Gaussian(), a mapping of "
+            "them, or an object with nll(outputs, targets) and summary(outputs)."
         )
     return Custom(likelihood)
 
@@ -695,6 +640,21 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
+def weighted_mean(total: Tensor, weight: Tensor) -> Tensor:
+    """Return total / weight, and 0 for a batch in which nothing counts: a mean over nothing is NaN."""
+    return total / weight.clamp_min(torch.finfo(weight.dtype).tiny)
+
+
+def member_axis(dim: int) -> int:
+    """Return the place of an axis of rows (n, ...) in outputs (S, n, ...) of members.
+
+    Example:
+        >>> member_axis(1), member_axis(-1)
+        (2, -1)
+    """
+    return dim + 1 if dim > 0 else dim
+
+
 def entropy(probs: Tensor, dim: int = 1) -> Tensor:
     r"""Return H(p) = -sum_c p_c log p_c in nats, with 0 log 0 = 0.
 
@@ -705,54 +665,42 @@ def entropy(probs: Tensor, dim: int = 1) -> Tensor:
     return torch.special.entr(probs).sum(dim)
 
 
-def weighted_mean(total: Tensor, weight: Tensor) -> Tensor:
-    """Return total / weight, and 0 for a batch in which nothing counts: a mean over nothing is NaN."""
-    return total / weight.clamp_min(torch.finfo(total.dtype).tiny)
-
-
-def member_axis(dim: int) -> int:
-    """Return where an axis of rows (n, ...) is in outputs of members (S, n, ...)."""
-    return dim + 1 if dim > 0 else dim
-
-
 def member_rows(
     outputs: Any, targets: Any, row_weights: Tensor | None = None
 ) -> tuple[Any, Any, Tensor | None]:
-    """Return member outputs (S, B, ...) as rows (S * B, ...), with targets and weights of every row.
+    """Return outputs (S, B, ...) of members as rows (S * B, ...), with the targets and weights of each.
 
     Example:
         >>> rows, targets, _ = member_rows(torch.zeros(2, 3, 4), torch.tensor([0, 1, 2]))
         >>> tuple(rows.shape), targets.tolist()
         ((6, 4), [0, 1, 2, 0, 1, 2])
     """
-    members = _first_dim(outputs)
+    members = tree_leaves(outputs)[0].shape[0]
 
     def repeat(y: Tensor) -> Tensor:
         return y.repeat(members, *(1,) * (y.dim() - 1)) if members > 1 else y
 
-    rows = tree_map_only(Tensor, lambda each: each.flatten(0, 1), outputs)
-    weights = None if row_weights is None else repeat(row_weights)
-    return rows, tree_map_only(Tensor, repeat, targets), weights
+    rows = tree_map_only(Tensor, lambda output: output.flatten(0, 1), outputs)
+    return rows, *tree_map_only(Tensor, repeat, (targets, row_weights))
 
 
 def read_output(output: Any) -> Tensor:
     """Return the tensor in what a network returned: itself, ["out"], ["logits"] or .logits."""
     if isinstance(output, Tensor):
         return output
-    found = [output.get(key) for key in ("out", "logits")] if isinstance(output, Mapping) else []
-    for tensor in (*found, getattr(output, "logits", None)):
-        if isinstance(tensor, Tensor):
-            return tensor
-    given, fix = type(output).__name__, "output[0]"
-    if isinstance(output, Mapping):
-        given = f"a mapping with the keys {list(output)}"
-        keys = [key for key, value in output.items() if isinstance(value, Tensor)]
-        fix = f"output[{next(iter(keys or output), 'key')!r}]"
-    elif not isinstance(output, tuple | list):
-        fix = "the tensor in output"
+    keyed = output if isinstance(output, Mapping) else {}
+    for found in (keyed.get("out"), keyed.get("logits"), getattr(output, "logits", None)):
+        if isinstance(found, Tensor):
+            return found
+    held = keyed or getattr(output, "__dict__", {})
+    names = [name for name, value in held.items() if isinstance(value, Tensor)]
+    name = next(iter(names or held), "key")
+    fix = f"[{name!r}]" if isinstance(output, Mapping) else f".{name}"
+    if isinstance(output, tuple | list):
+        fix = "[0]"
     raise TypeError(
-        f"the network returned {given}; expected a tensor, or a mapping with 'out' or 'logits'. "
-        f"Fix: build(..., readout=lambda output: {fix})."
+        f"the network returned {_kind(output)}; expected a tensor, or a mapping with 'out' or 'logits'. "
+        f"Fix: build(..., readout=lambda output: output{fix})."
     )
 
 
@@ -773,24 +721,21 @@ def require_targets(y: Any, batch: int) -> None:
             )
 
 
-def _first_dim(outputs: Any) -> int:
-    return outputs.shape[0] if isinstance(outputs, Tensor) else tree_leaves(outputs)[0].shape[0]
+def _kind(value: object) -> str:
+    if isinstance(value, Mapping):
+        return f"a mapping with the keys {list(value)}"
+    return type(value).__name__
 
 
 def _per_cell(row_weights: Tensor, cells: Tensor) -> Tensor:
     """Return weights of rows (n,) in a shape that multiplies cells (n, ...)."""
-    if row_weights.shape != cells.shape[:1]:
+    if not isinstance(row_weights, Tensor) or row_weights.shape != cells.shape[:1]:
+        given = tuple(getattr(row_weights, "shape", ())) or type(row_weights).__name__
         raise ValueError(
-            f"weights of examples have shape ({cells.shape[0]},), one number for each; got "
-            f"{tuple(row_weights.shape)}."
+            f"weights of examples are a tensor of shape ({cells.shape[0]},), one number for each; got "
+            f"{given}."
         )
     return row_weights.to(cells.dtype).view(-1, *(1,) * (cells.dim() - 1))
-
-
-def _channel_dim(dim: int) -> int:
-    if dim not in (1, -1):
-        raise ValueError(f"dim={dim!r}: expected 1, right after the batch, or -1, the last.")
-    return dim
 
 
 def _checked_weights(given: Tensor | Sequence[float] | None) -> Tensor | None:

@@ -198,6 +198,13 @@ def total(**terms: Tensor) -> Terms:
     return {"loss": reduce(add, [v for name, v in terms.items() if "/" not in name]), **terms}
 
 
+class NotFittedWarning(UserWarning):
+    """A model predicts whose training ``after_fit`` has not finished.
+
+    A training loop that validates before it calls ``after_fit`` may ignore this category.
+    """
+
+
 class LossStep(nn.Module):
     """``model.loss`` as a forward: what DistributedDataParallel, FSDP or Accelerate should wrap.
 

@@ -8,10 +8,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from lpbnn.likelihoods import Likelihood, MultiHead, Summary
-from lpbnn.members.rows import find_head_masks, find_masks, is_batched, mask_arguments
+from lpbnn.members.rows import mask_arguments, take_examples
 from lpbnn.model import LossStep, UncertainModel, as_call, at_least_one, batch_size
 
 # Outputs that are summarised together, 32 MiB of float32: more than any batch of labels has.
@@ -151,8 +151,8 @@ def predict(
     batch = batch_size(args, kwargs)
     width, step = model.portion(batch, samples, chunk)
     calls = _cut(model, args, kwargs, batch, step)
-    several = isinstance(model.likelihood, MultiHead)
-    heads = model.likelihood.heads if several else {"": model.likelihood}
+    likelihood = model.likelihood
+    heads = likelihood.heads if isinstance(likelihood, MultiHead) else {"": likelihood}
     sums = [{name: Strips(model, heads[name], keep_members) for name in heads} for _ in calls]
     with evaluating(model), torch.no_grad():
         if len(calls) > 1:
@@ -161,14 +161,15 @@ def predict(
             for run in model.passes(samples, width):
                 for (part_args, part_kwargs), part in zip(calls, sums, strict=True):
                     # The outputs are gone before the next pass makes its own.
-                    _add(part, run(*part_args, **part_kwargs), several)
+                    _add(part, run(*part_args, **part_kwargs))
     found = {name: merge([part[name].finish() for part in sums]) for name in heads}
-    return found if several else found[""]  # type: ignore[return-value]
+    # The annotation is for the usual case, one head: a type checker cannot tell the two apart.
+    return found if isinstance(likelihood, MultiHead) else found[""]  # type: ignore[return-value]
 
 
-def _add(part: "dict[str, Strips]", outputs: Any, several: bool) -> None:
+def _add(part: "dict[str, Strips]", outputs: Any) -> None:
     for name, strips in part.items():
-        strips.add(outputs[name] if several else outputs)
+        strips.add(outputs if isinstance(outputs, Tensor) else outputs[name])
 
 
 def unwrap(model: nn.Module) -> UncertainModel:
@@ -195,7 +196,7 @@ def unwrap(model: nn.Module) -> UncertainModel:
     if path is not None:
         advice = f"It holds one as {path!r}, around which it may compute more; give that one."
     raise TypeError(
-        "predict takes a model that lpbnn.build or lpbnn.freeze returned; got "
+        "expected a model that lpbnn.build or lpbnn.freeze returned; got "
         f"{type(inner).__name__}. {advice}"
     )
 
@@ -211,19 +212,9 @@ def _cut(
     others = {t.shape[0] for t in tensors if t.dim() > 0} - {batch}
     while step > 1 and (step in others or batch % step in others):
         step -= 1
-    places = mask_arguments(model.networks[0])
-    masks = find_masks(places, args, kwargs)
-    by_head = find_head_masks(places, args, kwargs, batch)
-
-    def part(rows: slice) -> Any:
-        def take(x: Tensor) -> Tensor:
-            if any(x is mask for mask in by_head):
-                return x.unflatten(0, (batch, -1))[rows].flatten(0, 1)
-            return x[rows] if is_batched(x, batch, masks) else x
-
-        return tree_map_only(Tensor, take, (args, kwargs))
-
-    return [part(slice(start, start + step)) for start in range(0, batch, step)]
+    arguments = mask_arguments(model.networks[0])
+    starts = range(0, batch, step)
+    return [take_examples(arguments, args, kwargs, batch, slice(i, i + step)) for i in starts]
 
 
 class Sums:
@@ -308,13 +299,14 @@ class Strips:
 
     def __init__(self, model: UncertainModel, likelihood: Likelihood, keep: bool) -> None:
         self.model, self.likelihood, self.keep = model, likelihood, keep
+        self.in_strips = likelihood.cellwise and likelihood.dim == 1 and not keep
         self.parts: list[Sums] = []
         self.dim = 0
 
     def add(self, outputs: Tensor) -> None:
         """Add outputs (s, b, ...) of members."""
         strips: tuple[Tensor, ...] = (outputs,)
-        if self.likelihood.cellwise and not self.keep and outputs.dim() > 3:
+        if self.in_strips and outputs.dim() > 3:
             self.dim = 3 - outputs.dim()  # the height of a map, counted from the end
             count = -(-outputs[0].numel() // AT_ONCE)
             strips = outputs.split(-(-outputs.shape[3] // count), 3)

@@ -14,9 +14,9 @@ from lpbnn import backbones, methods
 from lpbnn.backbones._decoder import StandardisedConv2d
 from lpbnn.backbones.deeplab import DeepLab
 from lpbnn.members.rows import gather
-from lpbnn.rank_one.ensemble import FastWeightEnsemble
-from lpbnn.rank_one.factors import PointFactors
-from lpbnn.rank_one.layer import Draw, FastWeight, draw_layers
+from lpbnn.rank_one.ensemble import RankOneEnsemble
+from lpbnn.rank_one.factors import LayerFactors, PointFactors
+from lpbnn.rank_one.layer import RankOneLayer, sample_layers
 
 METHODS = [name for name in methods.names() if name != "duq"]
 RANK_ONE = ["batchensemble", "rank1", "lpbnn"]
@@ -39,9 +39,9 @@ def build(method: str, net: DeepLab | None = None, **options: Any) -> lpbnn.Unce
     return lpbnn.build(net or network(), method, **kind, **options)
 
 
-def rank_one(method: str, net: DeepLab | None = None, **options: Any) -> FastWeightEnsemble:
+def rank_one(method: str, net: DeepLab | None = None, **options: Any) -> RankOneEnsemble:
     model = build(method, net, **options)
-    assert isinstance(model, FastWeightEnsemble)
+    assert isinstance(model, RankOneEnsemble)
     return model
 
 
@@ -123,7 +123,7 @@ def test_the_decoder_is_converted_whole_and_the_encoder_not_at_all(
     assert {layer.path for layer in model.layers} == {
         path for path in expected if path.startswith("decoder.")
     }
-    assert model.stages == ["decoder.aspp", "decoder.refine"]
+    assert model.expand_at == ["decoder.aspp", "decoder.refine"]
     assert str(net.encoder) == str(encoder)
 
 
@@ -143,13 +143,15 @@ def test_the_encoder_runs_once_and_the_answer_is_that_of_repeating_everything(
     settle(net)
     everything = rank_one(method, copy.deepcopy(net), members=3, expand_at="").double().eval()
     once = rank_one(method, net, members=3).double().eval()
-    once.load_state_dict(everything.state_dict())
-    seen, repeated = calls(net), calls(everything.net)  # type: ignore[arg-type]
+    once.load_state_dict({**everything.state_dict(), "_extra_state": once.get_extra_state()})
     x = batch(2)[0].double()
+    for model in (once, everything):
+        lpbnn.check(model, x)  # it runs the encoder a few times
+    seen, repeated = calls(net), calls(everything.net)  # type: ignore[arg-type]
     with torch.no_grad():
-        draws = draw_layers(once.layers)
-        actual = gather(once.rows((x,), {}, draws, "repeat"), 3)
-        expected = gather(everything.rows((x,), {}, draws, "repeat"), 3)
+        sampled = once.sample()
+        actual = gather(once.run_rows(sampled, (x,), {}), 3)
+        expected = gather(everything.run_rows(sampled, (x,), {}), 3)
     assert seen == [2]
     assert repeated == [6]
     assert torch.equal(actual, expected)
@@ -169,23 +171,25 @@ def test_training_by_slices_sees_each_picture_once(variant: dict[str, Any]) -> N
     net = settle(network(**variant).double())
     assert isinstance(net, DeepLab)
     model = rank_one("batchensemble", net, members=4).double()
-    seen, (x, y) = calls(net), batch()
+    x, y = batch()
+    lpbnn.check(model, x.double())
+    seen = calls(net)
     model.train()
     for module in model.modules():  # statistics fixed: rows then do not depend on each other
         if isinstance(module, nn.BatchNorm2d):
             module.eval()
     loss = model.loss(x.double(), y)["nll"]
     assert seen == [4]
-    draws = draw_layers(model.layers)
-    outputs = torch.cat([ordinary(model, draws, j)(x[j : j + 1].double()) for j in range(4)])
+    sampled = model.sample()
+    outputs = torch.cat([ordinary(model, sampled, j)(x[j : j + 1].double()) for j in range(4)])
     torch.testing.assert_close(loss, F.cross_entropy(outputs, y, ignore_index=VOID))
 
 
-def ordinary(model: FastWeightEnsemble, draws: list[Draw], member: int) -> nn.Module:
+def ordinary(model: RankOneEnsemble, sampled: list[LayerFactors], member: int) -> nn.Module:
     """The plain network of a member: convolutions with W^ * (s r^T), standardised or not."""
     net = copy.deepcopy(model.net)
-    fast = [(path, m) for path, m in net.named_modules() if isinstance(m, FastWeight)]
-    for (path, wrapper), draw in zip(fast, draws, strict=True):
+    layers = [(path, m) for path, m in net.named_modules() if isinstance(m, RankOneLayer)]
+    for (path, wrapper), factors in zip(layers, sampled, strict=True):
         layer: Any = wrapper.layer
         plain = copy.deepcopy(layer)
         if isinstance(layer, StandardisedConv2d):
@@ -193,13 +197,14 @@ def ordinary(model: FastWeightEnsemble, draws: list[Draw], member: int) -> nn.Mo
             geometry = (layer.padding, layer.dilation, layer.groups, False)
             shape = (layer.in_channels, layer.out_channels, layer.kernel_size, 1)
             plain = nn.Conv2d(*shape, *geometry).double()
-        plain.weight = nn.Parameter(restate_weight(layer, draw.r[member], draw.s[member]))
-        if draw.bias is not None:
-            plain.bias = nn.Parameter(draw.bias[member].detach().clone())
+        plain.weight = nn.Parameter(restate_weight(layer, factors.r[member], factors.s[member]))
+        if factors.bias is not None:
+            plain.bias = nn.Parameter(factors.bias[member].detach().clone())
         parent, _, name = path.rpartition(".")
         setattr(net.get_submodule(parent), name, plain)
     for module in net.modules():
         module._forward_pre_hooks.clear()
+        module._forward_hooks.clear()
     return net
 
 
@@ -210,23 +215,23 @@ def test_each_member_is_an_ordinary_network(method: str, variant: dict[str, Any]
     settle(model)
     x = batch(3)[0].double()
     with torch.no_grad():
-        draws = draw_layers(model.layers)
-        together = gather(model.rows((x,), {}, draws, "repeat"), 2)
-        alone = torch.stack([ordinary(model, draws, j)(x) for j in range(2)])
+        sampled = model.sample()
+        together = gather(model.run_rows(sampled, (x,), {}), 2)
+        alone = torch.stack([ordinary(model, sampled, j)(x) for j in range(2)])
     torch.testing.assert_close(together, alone, atol=1e-10, rtol=1e-10)
 
 
 def test_the_factors_scale_the_standardised_weight() -> None:
     layer = StandardisedConv2d(4, 6, 3, padding=2, dilation=2, bias=False).double()
-    fast = FastWeight(layer, PointFactors(2, 4, 6, init_std=0.5).double())
-    x, draw = torch.randn(6, 4, 7, 5).double(), fast.draw()
+    members = RankOneLayer(layer, PointFactors(2, 4, 6, init_std=0.5).double())
+    x, (factors,) = torch.randn(6, 4, 7, 5).double(), sample_layers([members])
     w = layer.weight
     hat = (w - w.mean((1, 2, 3), keepdim=True)) / w.std((1, 2, 3), correction=0, keepdim=True)
     expected = [
         F.conv2d(x[3 * j : 3 * j + 3], hat * outer[..., None, None], padding=2, dilation=2)
-        for j, outer in enumerate(torch.einsum("jo,ji->joi", draw.s, draw.r))
+        for j, outer in enumerate(torch.einsum("jo,ji->joi", factors.s, factors.r))
     ]
-    torch.testing.assert_close(fast(x), torch.cat(expected), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(members(x), torch.cat(expected), atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("variant", [{}, GROUPS])
@@ -247,15 +252,17 @@ def test_batch_norms_of_the_members_take_slices_of_one() -> None:
 def test_mc_dropout_keeps_to_the_decoder_where_the_network_has_its_own() -> None:
     model: Any = build("mcdropout", network(dropout=0.2))
     assert model.conversion.converted == ("decoder.drop1", "decoder.refine.drop2")
-    assert model.stage == "decoder"
+    assert model.expand_at == ["decoder"]
 
 
 def test_the_passes_of_mc_dropout_share_the_encoder() -> None:
     net = settle(network(dropout=0.2).double())
     whole = build("mcdropout", copy.deepcopy(net), expand_at="")
     model = build("mcdropout", net)
-    seen, repeated = calls(net), calls(whole.net)  # type: ignore[arg-type]
     x = batch(2)[0].double()
+    for one in (model, whole):
+        assert lpbnn.check(one, x).ok
+    seen, repeated = calls(net), calls(whole.net)  # type: ignore[arg-type]
     p, q = (lpbnn.predict(m, x, seed=0) for m in (model, whole))
     assert (seen, repeated) == ([2], [8])
     torch.testing.assert_close(p.members, q.members, atol=1e-12, rtol=1e-12)

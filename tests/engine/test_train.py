@@ -208,7 +208,7 @@ def test_bf16_is_used_and_targets_are_not_rounded(
     seen: dict[str, Any] = {}
     loss = UncertainModel.loss
 
-    def spy(self: UncertainModel, x: Tensor, y: Tensor) -> Any:
+    def spy(self: UncertainModel, x: Tensor, y: Tensor, weight: None = None) -> Any:
         seen.update(x=x, y=y, inside=self.net(x).dtype)
         return loss(self, x, y)
 

@@ -30,7 +30,9 @@ PARTIAL = {
 
 
 @pytest.mark.parametrize("case", PARTIAL)
-def test_partial_conversion_equals_the_computation_with_the_whole_network_expanded(case: str) -> None:
+def test_partial_conversion_equals_the_computation_with_the_whole_network_expanded(
+    case: str,
+) -> None:
     make, shape, options, points = PARTIAL[case]
     net = settle(make()).double()
     model = lpbnn.build(net, "lpbnn", members=3, num_data=10, **options).eval()
@@ -200,7 +202,9 @@ def test_members_one_by_one_answer_as_members_together(
     assert torch.equal(again.members, one_by_one.members)
 
 
-def test_the_shared_part_runs_once_if_members_run_one_by_one(fill_device: Callable[[bool], None]) -> None:
+def test_the_shared_part_runs_once_if_members_run_one_by_one(
+    fill_device: Callable[[bool], None],
+) -> None:
     fill_device(True)
     net = EncoderDecoder()
     options = {"members": 4, "num_data": 10, "include": "decoder", "check": False}
@@ -267,7 +271,9 @@ class Odd(Decoder):
         return {"out": super().forward(features), "scale": torch.ones(())}
 
 
-def test_a_users_hook_in_a_part_sees_all_members_together(fill_device: Callable[[bool], None]) -> None:
+def test_a_users_hook_in_a_part_sees_all_members_together(
+    fill_device: Callable[[bool], None],
+) -> None:
     fill_device(True)
     net = EncoderDecoder()
     seen: list[int] = []
@@ -286,7 +292,9 @@ def test_a_broken_promise_is_refused_and_without_it_members_run_together(
     net = EncoderDecoder(Odd())
     model = lpbnn.build(net, "batchensemble", members=3, include="decoder", task="segmentation")
     x = torch.randn(2, 3, 5, 5)
-    with pytest.raises(RuntimeError, match="Odd has loop_members = True and got 2 rows, but returned"):
+    with pytest.raises(
+        RuntimeError, match="Odd has loop_members = True and got 2 rows, but returned"
+    ):
         lpbnn.predict(model, x)
     net.decoder.loop_members = False
     assert lpbnn.predict(model, x).members.shape == (3, 2, 3, 5, 5)

@@ -29,7 +29,9 @@ def test_repeat_gives_every_example_to_every_member(batch: int, members: int) ->
 
 
 @given(batches, ensembles)
-def test_split_gives_every_member_examples_and_counts_every_example_once(batch: int, members: int) -> None:
+def test_split_gives_every_member_examples_and_counts_every_example_once(
+    batch: int, members: int
+) -> None:
     rows = expand_batch(torch.arange(batch), members, "split")
     assert len(rows) == rows_needed(batch, members, "split")
     assert len(rows) % members == 0

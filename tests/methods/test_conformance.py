@@ -19,7 +19,7 @@ BACKBONES = {
 }
 CLASSES = 4
 # Several tests here ask networks that were not trained; tradi says what it then cannot answer.
-pytestmark = pytest.mark.filterwarnings("ignore:tradi has tracked no step:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::lpbnn.model.NotFittedWarning")
 
 
 def build(method: str, backbone: str = "mlp", seed: int = 0) -> lpbnn.UncertainModel:

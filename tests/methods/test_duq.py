@@ -1,28 +1,27 @@
-"""DUQ: kernels, centroids and the gradient penalty against their equations; nothing is left behind."""
+"""DUQ: kernels, centroids and the gradient penalty against their equations."""
 
 import copy
 import pickle
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from networks import Mlp, ResNet, UsersOwn, settle
+from networks import Mlp, ResNet, UsersOwn, Vit, settle
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lpbnn
-from lpbnn import backbones
-from lpbnn.methods.duq import Config, RadialBasis, input_penalty
+from lpbnn import backbones, likelihoods
+from lpbnn.methods.duq import DUQ, Config, input_penalty
 
 
-def build(net: nn.Module, **options: Any) -> RadialBasis:
+def build(net: nn.Module, **options: Any) -> DUQ:
     model = lpbnn.build(net, "duq", **options)
-    assert isinstance(model, RadialBasis)
+    assert isinstance(model, DUQ)
     return model
 
 
-def step(model: RadialBasis, x: Any, y: Tensor, lr: float = 0.05) -> Tensor:
+def step(model: DUQ, x: Any, y: Tensor, lr: float = 0.05) -> Tensor:
     sgd = torch.optim.SGD(model.parameter_groups(), lr)
     loss = model.loss(x, y)["loss"]
     loss.backward()
@@ -44,7 +43,7 @@ def test_outputs_are_the_logarithms_of_the_kernels() -> None:
             torch.testing.assert_close(model(x)[0, i, c].exp(), (-distance / (2 * 0.3**2)).exp())
 
 
-def test_bce_is_that_of_torch_on_the_kernels() -> None:
+def test_bce_equals_that_of_torch_on_the_kernels() -> None:
     model, x, y = build(Mlp(), sigma=1.0).double().eval(), torch.randn(9, 5), torch.randint(3, (9,))
     kernels = model(x.double())[0].exp()
     expected = F.binary_cross_entropy(kernels, F.one_hot(y, 3).double())
@@ -55,8 +54,10 @@ def test_bce_is_that_of_torch_on_the_kernels() -> None:
     ("classes", "bce", "factor"),
     [(10, None, 1), (11, None, 11), (100, None, 100), (100, "mean", 1), (3, "sum", 3)],
 )
-def test_of_many_classes_the_bce_is_summed(classes: int, bce: str | None, factor: int) -> None:
-    """A class has 1 / C of the examples: of a mean, too, a hundred classes learn nothing."""
+def test_the_bce_is_a_sum_over_more_than_ten_classes_and_a_mean_over_fewer(
+    classes: int, bce: str | None, factor: int
+) -> None:
+    """A class has 1 / C of the examples; with a mean on top a hundred classes learn nothing."""
     net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, classes))
     model = build(net, sigma=1.0, bce=bce).double().eval()
     x, y = torch.randn(9, 5, dtype=torch.float64), torch.randint(classes, (9,))
@@ -65,7 +66,7 @@ def test_of_many_classes_the_bce_is_summed(classes: int, bce: str | None, factor
     torch.testing.assert_close(model.loss(x, y)["bce"], factor * mean)
 
 
-def test_bce_stays_finite_on_a_centroid_and_far_from_all() -> None:
+def test_bce_is_finite_on_a_centroid_and_far_from_all() -> None:
     model = build(Mlp())
     log_k = torch.tensor([[0.0, -1e4, -1e4], [0.0, 0.0, -1e9]], requires_grad=True)
     loss = model.bce(log_k, torch.tensor([1, 2]))
@@ -74,13 +75,82 @@ def test_bce_stays_finite_on_a_centroid_and_far_from_all() -> None:
     assert log_k.grad.isfinite().all()
 
 
-def test_class_weights_and_the_ignored_label_are_those_of_a_weighted_mean() -> None:
+def test_class_weights_and_the_ignored_label_give_a_weighted_mean() -> None:
     weights, log_k, y = torch.tensor([1.0, 2.0, 0.5]), -torch.rand(8, 3), torch.randint(3, (8,))
     y[2] = -100
     each = torch.stack([build(Mlp()).bce(log_k[i : i + 1], y[i : i + 1]) for i in range(8)])
     valid = y != -100
     expected = (each * weights[y.clamp_min(0)])[valid].sum() / weights[y[valid]].sum()
     torch.testing.assert_close(build(Mlp(), class_weights=weights).bce(log_k, y), expected)
+
+
+def test_example_weights_give_a_weighted_mean_and_weigh_the_centroids() -> None:
+    model = build(Mlp(), sigma=1.0, gamma=0.5).double()
+    without = copy.deepcopy(model)
+    x, y = torch.randn(4, 5, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
+    weight = torch.tensor([1.0, 1.0, 1.0, 0.0])
+    torch.testing.assert_close(model.loss(x, y, weight), without.loss(x[:3], y[:3]))
+    model.after_step()
+    without.after_step()
+    torch.testing.assert_close(model.centroids, without.centroids)
+
+
+def test_soft_labels_that_are_one_hot_equal_integer_labels() -> None:
+    model = build(Mlp(), sigma=1.0, gamma=0.5).double()
+    other = copy.deepcopy(model)
+    x, y = torch.randn(4, 5, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
+    torch.testing.assert_close(model.loss(x, F.one_hot(y, 3).double()), other.loss(x, y))
+    model.after_step()
+    other.after_step()
+    torch.testing.assert_close(model.centroids, other.centroids)
+
+
+def test_labels_that_are_no_classes_are_refused() -> None:
+    model, x = build(Mlp()), torch.randn(4, 5)
+    with pytest.raises(IndexError, match=r"labels are 0 to 2.*got \[-1, 7\]"):
+        model.loss(x, torch.tensor([0, 7, -1, -100]))
+    with pytest.raises(ValueError, match=r"needs integer labels of shape \(4,\)"):
+        model.loss(x, torch.zeros(4))
+    loss = model.loss(x, torch.tensor([0, 1, 2, 0], dtype=torch.int32))["bce"]
+    torch.testing.assert_close(loss, model.loss(x, torch.tensor([0, 1, 2, 0]))["bce"])
+    model.after_step()
+
+
+@pytest.mark.parametrize("scale", [1e6, 1e15, 1e25])
+@pytest.mark.parametrize("gradient_penalty", [0.0, 0.5])
+def test_inputs_at_any_distance_have_finite_losses_gradients_and_predictions(
+    scale: float, gradient_penalty: float
+) -> None:
+    net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3))
+    model, y = build(net, gradient_penalty=gradient_penalty), torch.tensor([0, 1, 2, 0])
+    x = torch.randn(4, 5) * torch.tensor([[1.0], [scale], [1.0], [-scale]])
+    model.loss(x, y)["loss"].backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+    prediction = lpbnn.predict(model, x)
+    assert prediction.probs.isfinite().all()
+    assert prediction.ood_score.isfinite().all()
+    assert prediction.ood_score[1] == 1
+
+
+def test_attention_trains_under_the_gradient_penalty() -> None:
+    """Torch's fused attention has no second derivative."""
+    model, x, y = build(Vit(), sigma=0.5).train(), torch.randn(4, 12, 4), torch.randint(3, (4,))
+    first, *_, last = [step(model, x, y, lr=0.02) for _ in range(10)]
+    assert last < first
+    terms = model.loss(x, y)
+    assert terms["gradient_penalty"] > 0
+    terms["loss"].backward()
+    attention = model.net.encoder.layers[0].self_attn
+    assert attention.in_proj_weight.grad.any()
+
+
+def test_the_penalty_of_attention_is_that_of_its_jacobian() -> None:
+    model = build(Vit(), gradient_penalty=1.0, sigma=0.5).double().train()
+    x, y = torch.randn(3, 12, 4, dtype=torch.float64), torch.randint(3, (3,))
+    jacobian = torch.autograd.functional.jacobian(lambda x: model(x)[0].exp().sum(1), x)
+    norms = torch.stack([jacobian[i, i].norm() for i in range(3)])
+    penalty = model.loss(x, y)["gradient_penalty"]
+    torch.testing.assert_close(penalty, (norms - 1).square().mean())
 
 
 def test_centroids_are_the_moving_average_of_the_stepped_network_in_evaluation_mode() -> None:
@@ -120,13 +190,13 @@ def test_after_step_leaves_statistics_modes_and_the_batch_as_they_were() -> None
     torch.testing.assert_close(dict(model.net.named_buffers()), statistics)
     assert model.training
     assert not model.net.stage1.training
-    assert model._last is None
+    assert model._batch is None
     centroids = model.centroids
     model.after_step()  # no new batch: nothing moves
     assert torch.equal(model.centroids, centroids)
 
 
-def test_the_penalty_is_that_of_a_function_with_known_gradient() -> None:
+def test_the_penalty_of_a_function_with_known_gradient() -> None:
     x = torch.randn(6, 2, 2, dtype=torch.float64, requires_grad=True)
     weight = torch.tensor([[2.0, 0.0], [1.0, 2.0]], dtype=torch.float64)
     assert input_penalty((x * weight).sum(), [x]).item() == pytest.approx((3 - 1) ** 2)
@@ -154,7 +224,7 @@ def test_the_penalty_is_on_the_sum_of_kernels_and_trains_the_network() -> None:
     assert all(p.grad.abs().sum() > 0 for name, p in model.named_parameters() if "bias" not in name)
 
 
-def test_the_penalty_is_for_training_only() -> None:
+def test_the_penalty_is_zero_in_evaluation_mode_and_without_gradients() -> None:
     model, x, y = build(Mlp()), torch.randn(4, 5), torch.randint(3, (4,))
     assert model.loss(x, y)["gradient_penalty"] > 0
     assert model.eval().loss(x, y)["gradient_penalty"] == 0
@@ -163,27 +233,26 @@ def test_the_penalty_is_for_training_only() -> None:
     assert build(Mlp(), gradient_penalty=0).loss(x, y)["gradient_penalty"] == 0
 
 
-def test_probabilities_are_the_kernels_normalised_and_only_the_kernels_know_of_distance() -> None:
+def test_probabilities_are_normalised_kernels_and_the_score_is_the_kernel() -> None:
     model, x = build(Mlp(), sigma=0.5).eval(), torch.randn(6, 5)
     kernels = model(x)[0].exp()
     torch.testing.assert_close(
         lpbnn.predict(model, x).probs, kernels / kernels.sum(1, keepdim=True)
     )
-    torch.testing.assert_close(model.strangeness(model(x))[0], 1 - kernels.amax(1))
+    torch.testing.assert_close(model.ood_score(model(x))[0], 1 - kernels.amax(1))
+    torch.testing.assert_close(lpbnn.predict(model, x).ood_score, 1 - kernels.amax(1))
     model.net[4] = nn.Linear(6, 6)  # in place of the head: features that go far away
     model.net[4].weight.data *= 100
     far = lpbnn.predict(model, x)
     assert far.confidence.mean() > 0.9  # some centroid is always nearest
-    assert (model.strangeness(model(x)) > 0.99).all()
+    assert (far.ood_score > 0.99).all()
 
 
-def test_the_kernel_is_the_score_where_a_prediction_carries_it() -> None:
-    own, x = torch.rand(4), torch.randn(4, 5)
-    assert build(Mlp()).score(SimpleNamespace(strangeness=own)) is own
-    plain = build(Mlp(), score="confidence")
-    assert plain.strangeness(plain(x)) is None
-    prediction = lpbnn.predict(plain, x)
-    assert torch.equal(plain.score(prediction), 1 - prediction.confidence)
+def test_the_score_may_be_the_confidence() -> None:
+    model, x = build(Mlp(), score="confidence"), torch.randn(4, 5)
+    assert model.ood_score(model(x)) is None
+    prediction = lpbnn.predict(model, x)
+    assert torch.equal(prediction.ood_score, 1 - prediction.confidence)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +283,7 @@ def test_the_centroids_follow_the_network_in_precision() -> None:
     assert {t.dtype for t in (model.W, model.m, model.N)} == {torch.float64}
 
 
-def test_the_network_s_parts_keep_their_own_precision() -> None:
+def test_parts_of_the_network_keep_their_own_precision() -> None:
     net = Mlp()
     net[0].double()
     model = build(net)
@@ -229,7 +298,7 @@ def test_the_moving_averages_move_in_half_precision(dtype: torch.dtype, when: st
     network = Mlp()
     model = build(network.to(dtype)) if when == "before" else build(network).to(dtype)
     assert (model.W.dtype, model.N.dtype, model.m.dtype) == (dtype, *2 * [torch.float32])
-    model.to(torch.float16).to(dtype)  # as often as it is cast
+    model.to(torch.float16).to(dtype)  # however often it is cast
     x, y = torch.randn(6, 5, dtype=dtype), torch.tensor([0, 0, 0, 0, 1, 1])
     before = model.m.clone()
     step(model, x, y)
@@ -240,7 +309,7 @@ def test_the_moving_averages_move_in_half_precision(dtype: torch.dtype, when: st
     assert lpbnn.predict(model, x).probs.isfinite().all()
 
 
-def test_a_batch_without_a_label_that_counts_costs_nothing() -> None:
+def test_a_batch_of_ignored_labels_changes_nothing() -> None:
     model, x, y = build(Mlp(), gradient_penalty=0), torch.randn(4, 5), torch.full((4,), -100)
     centroids = model.centroids
     loss = step(model, x, y)
@@ -296,11 +365,20 @@ def test_options_are_checked(options: dict[str, Any], message: str) -> None:
         Config(**options)
 
 
-@pytest.mark.parametrize("task", ["regression", "segmentation"])
-def test_other_tasks_are_refused_before_the_network_is_touched(task: Any) -> None:
+@pytest.mark.parametrize(
+    ("options", "task"),
+    [
+        ({"task": "regression"}, "regression"),
+        ({"task": "segmentation"}, "segmentation"),
+        ({"likelihood": {"a": likelihoods.Categorical()}}, "multihead"),
+    ],
+)
+def test_other_likelihoods_are_refused_before_the_network_is_changed(
+    options: dict[str, Any], task: str
+) -> None:
     net = Mlp()
     with pytest.raises(ValueError, match=f"duq has no task='{task}'.* It has 'classification'"):
-        build(net, task=task)
+        build(net, **options)
     assert isinstance(net[4], nn.Linear)
 
 

@@ -1,6 +1,7 @@
-"""DUQ's step as one compiled graph, the gradient by the inputs in it: the uncompiled one's numbers."""
+"""DUQ's step as one compiled graph equals the uncompiled one."""
 
 import copy
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from networks import Mlp, ResNet, UsersOwn
+from networks import Mlp, ResNet, UsersOwn, Vit
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
@@ -16,38 +17,35 @@ from torch.utils.checkpoint import checkpoint
 
 import lpbnn
 from lpbnn import backbones
-from lpbnn.engine import OptimConfig, RunConfig
-from lpbnn.engine.launch import launch
-from lpbnn.engine.step import Step
-from lpbnn.methods.duq import RadialBasis
-from lpbnn.model import LossStep, Model, Terms
+from lpbnn.methods.duq import DUQ
+from lpbnn.model import LossStep, Terms, UncertainModel
 
 Loss = Callable[[Any, Tensor], Terms]
 
 
 @pytest.fixture(autouse=True)
-def from_the_start() -> Iterator[None]:
+def fresh_compiler() -> Iterator[None]:
     from torch._inductor import config
 
     torch._dynamo.reset()
     counters.clear()
-    with config.patch({"cpp.simdlen": 1, "cpp.threads": 1}):  # plain loops are compiled sooner
+    with config.patch({"cpp.simdlen": 1, "cpp.threads": 1}):  # plain loops compile faster
         yield
     torch._dynamo.reset()
 
 
-def build(net: nn.Module, **options: Any) -> RadialBasis:
+def build(net: nn.Module, **options: Any) -> DUQ:
     model = lpbnn.build(net, "duq", **({"sigma": 0.5} | options))
-    assert isinstance(model, RadialBasis)
+    assert isinstance(model, DUQ)
     for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):  # at 1 and 0 a mistake may not show
+        if isinstance(module, nn.BatchNorm2d):  # 1 and 0 may hide a mistake
             nn.init.uniform_(module.weight, 0.5, 1.5)
             nn.init.normal_(module.bias, std=0.3)
     return model
 
 
-def trained(model: RadialBasis, loss: Loss, x: Any, y: Tensor, steps: int = 3) -> dict[str, Tensor]:
-    """The last terms and gradients, and the state, of a copy that was trained."""
+def trained(model: DUQ, loss: Loss, x: Any, y: Tensor, steps: int = 3) -> dict[str, Tensor]:
+    """Train the model; return the last terms and gradients, and the state."""
     sgd = torch.optim.SGD(model.parameters(), 0.02)
     terms: Terms = {}
     for _ in range(steps):
@@ -64,8 +62,8 @@ def trained(model: RadialBasis, loss: Loss, x: Any, y: Tensor, steps: int = 3) -
     }
 
 
-def both(model: RadialBasis, x: Any, y: Tensor, **options: Any) -> list[dict[str, Tensor]]:
-    """``trained``, uncompiled and compiled."""
+def both(model: DUQ, x: Any, y: Tensor, **options: Any) -> list[dict[str, Tensor]]:
+    """Return ``trained``, uncompiled and compiled."""
     other = copy.deepcopy(model)
     compiled = torch.compile(other.loss, **({"backend": "aot_eager"} | options))
     return [trained(model, model.loss, x, y), trained(other, compiled, x, y)]
@@ -77,7 +75,7 @@ def assert_equal(expected: dict[str, Tensor], found: dict[str, Tensor], **within
         torch.testing.assert_close(found[name], tensor, msg=lambda m, n=name: f"{n}: {m}", **within)
 
 
-def test_one_graph_trains_to_the_same_weights_centroids_and_statistics() -> None:
+def test_one_graph_trains_the_same_weights_centroids_and_statistics() -> None:
     model = build(ResNet()).double().train()
     model.net.stage1.eval()  # a part frozen by its user
     model.net.stem.requires_grad_(False)
@@ -89,7 +87,7 @@ def test_one_graph_trains_to_the_same_weights_centroids_and_statistics() -> None
     assert not counters["graph_break"]
 
 
-def test_kernels_made_for_the_step_have_the_same_numbers() -> None:
+def test_inductor_gives_the_same_numbers() -> None:
     net = nn.Sequential(
         nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)
     )
@@ -99,8 +97,12 @@ def test_kernels_made_for_the_step_have_the_same_numbers() -> None:
 
 
 @pytest.mark.parametrize("precision", ["32", "bf16"])
-def test_the_steps_of_the_engine(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Wide ResNet; what the compiler makes of the same graph has been looked at above."""
+def test_steps_of_the_engine_are_one_graph(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a Wide ResNet, in both precisions, and a smaller last batch."""
+    from lpbnn.engine import OptimConfig, RunConfig
+    from lpbnn.engine.launch import launch
+    from lpbnn.engine.step import Step
+
     compile = torch.compile
     counter = CompileCounterWithBackend("aot_eager")
     monkeypatch.setattr(torch, "compile", lambda f, options: compile(f, backend=counter))
@@ -123,8 +125,8 @@ def test_the_steps_of_the_engine(precision: Any, monkeypatch: pytest.MonkeyPatch
     assert_equal(states[0], states[1], **rounding)
 
 
-def test_batches_of_any_size_share_a_graph() -> None:
-    """Not of convolutions: torch looks at the sizes when it differentiates them twice."""
+def test_batches_of_any_size_share_one_graph() -> None:
+    """Except with convolutions: torch's second derivative depends on the sizes."""
     model, counter = build(Mlp()), CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model.loss, backend=counter, dynamic=True, fullgraph=True)
     for size in (4, 7, 9, 12, 5):
@@ -133,7 +135,7 @@ def test_batches_of_any_size_share_a_graph() -> None:
     assert counter.frame_count <= 2  # torch 2.11 looks twice
 
 
-def test_other_losses_are_compiled_as_well() -> None:
+def test_losses_without_a_penalty_compile_too() -> None:
     model, x, y = build(Mlp()), torch.randn(4, 5), torch.randint(3, (4,))
     compiled = torch.compile(model.loss, backend="aot_eager", fullgraph=True)
     assert compiled(x, y)["gradient_penalty"] > 0
@@ -143,7 +145,7 @@ def test_other_losses_are_compiled_as_well() -> None:
     torch.testing.assert_close(compiled(x, y), model.loss(x, y))
 
 
-def test_a_layer_that_is_replaced_and_a_mode_that_changes_are_noticed() -> None:
+def test_replaced_layers_and_changed_modes_are_compiled_anew() -> None:
     net = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
     model, x, y = build(net), torch.randn(4, 5), torch.randint(3, (4,))
     compiled = torch.compile(model.loss, backend="aot_eager")
@@ -155,7 +157,7 @@ def test_a_layer_that_is_replaced_and_a_mode_that_changes_are_noticed() -> None:
 
 
 class Counts(nn.Module):
-    """Buffers replaced and changed in place, and an activation kept."""
+    """Replaces one buffer, changes another in place, and keeps an activation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,7 +185,7 @@ class Cube(torch.autograd.Function):
 
 
 class Odd(nn.Module):
-    """Something in the middle, and an input behind it."""
+    """An operation in the middle, and a second input after it."""
 
     def __init__(self, middle: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -213,19 +215,21 @@ def again(x: Tensor) -> Tensor:
         (lambda: Odd(again), ("x", "shift"), 0),
     ],
 )
-def test_users_networks(net: Callable[[], nn.Module], inputs: tuple[str, ...], graphs: int) -> None:
-    """In one graph, or outside the compiler where no one graph gives the second derivatives."""
+def test_networks_of_users(
+    net: Callable[[], nn.Module], inputs: tuple[str, ...], graphs: int
+) -> None:
+    """In one graph, or outside the compiler if one graph would give wrong second derivatives."""
     widths = {"x": 5, "context": 3, "shift": 6}
     x = {name: torch.randn(4, widths[name]).double() for name in inputs}
     counter = CompileCounterWithBackend("aot_eager")
     expected, found = both(build(net()).double(), x, torch.randint(3, (4,)), backend=counter)
     assert_equal(expected, found, rtol=1e-10, atol=1e-12)
     assert bool(counters["graph_break"]) != bool(graphs)
-    assert sum("input_penalty" in str(graph.graph) for graph in counter.graphs) == graphs
+    assert sum("gradient_norms" in str(graph.graph) for graph in counter.graphs) == graphs
 
 
 class Skip(nn.Module):
-    """Two ways from the input, one of them more than the first bucket of DDP."""
+    """Two paths from the input, one of them larger than the first bucket of DDP."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -239,7 +243,7 @@ class Skip(nn.Module):
 
 
 class Compiled(LossStep):
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: UncertainModel) -> None:
         super().__init__(model)
         self.compiled = torch.compile(model.loss, backend="aot_eager")
 
@@ -247,8 +251,8 @@ class Compiled(LossStep):
         return self.compiled(x, y)
 
 
-def test_ddp_cuts_no_graph_with_a_gradient_in_it(tmp_path: Path) -> None:
-    """Its optimizer compiles a network in parts, bucket by bucket, and a part is not the network."""
+def test_under_ddp_the_inner_gradient_is_that_of_the_whole_network(tmp_path: Path) -> None:
+    """DDP's optimizer compiles a network in parts, one for each bucket."""
     model = build(Skip()).double()
     x, y = torch.randn(4, 5).double(), torch.randint(3, (4,))
     alone = copy.deepcopy(model)
@@ -266,8 +270,8 @@ def test_ddp_cuts_no_graph_with_a_gradient_in_it(tmp_path: Path) -> None:
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-12)
 
 
-def test_a_network_that_does_not_look_at_its_input_is_told() -> None:
-    class Blind(nn.Module):
+def test_a_network_that_detaches_its_input_is_an_error() -> None:
+    class Detached(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.head = nn.Linear(5, 3)
@@ -275,13 +279,35 @@ def test_a_network_that_does_not_look_at_its_input_is_told() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.head(x.detach())
 
-    with pytest.raises(ValueError, match="do not depend on the inputs.*gradient_penalty=0"):
-        build(Blind()).loss(torch.randn(4, 5), torch.randint(3, (4,)))
+    with pytest.raises(ValueError, match="depend on the inputs.*gradient_penalty=0"):
+        build(Detached()).loss(torch.randn(4, 5), torch.randint(3, (4,)))
 
 
-def test_errors_are_those_of_the_uncompiled_loss() -> None:
+def test_errors_under_a_compiler_are_those_of_the_uncompiled_loss() -> None:
     tokens = build(nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(8, 3)))
     with pytest.raises(TypeError, match="none of them is of floating point.*gradient_penalty=0"):
         torch.compile(tokens.loss, backend="aot_eager")(
             torch.randint(5, (2, 2)), torch.tensor([0, 1])
         )
+
+
+@pytest.mark.parametrize("missing", ["comptime", "comptime.graph"])
+def test_a_torch_without_the_private_apis_gives_the_same_numbers(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._dynamo.comptime import ComptimeContext
+
+    if missing == "comptime":
+        monkeypatch.setitem(sys.modules, "torch._dynamo.comptime", None)
+    else:
+        monkeypatch.delattr(ComptimeContext, "graph")
+    x, y = torch.randn(4, 5).double(), torch.randint(3, (4,))
+    expected, found = both(build(Mlp()).double(), x, y)
+    assert_equal(expected, found, rtol=1e-10, atol=1e-12)
+    assert counters["graph_break"]
+
+
+def test_attention_compiles_into_one_graph_with_the_same_numbers() -> None:
+    x, y = torch.randn(3, 12, 4).double(), torch.randint(3, (3,))
+    expected, found = both(build(Vit()).double(), x, y, fullgraph=True)
+    assert_equal(expected, found, rtol=1e-9, atol=1e-11)

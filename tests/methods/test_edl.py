@@ -1,6 +1,5 @@
-"""EDL: the loss against the Dirichlet it speaks of, and an uncertainty that probabilities do not hold."""
+"""EDL: the loss against its Dirichlet, and the vacuity as OOD score."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,33 +9,80 @@ from torch import Tensor, nn
 from torch.distributions import Dirichlet, kl_divergence
 
 import lpbnn
-from lpbnn.methods.edl import Config, Evidential, bayes_risk, kl_to_uniform
+from lpbnn import likelihoods
+from lpbnn.methods.edl import EDL, Config, bayes_risk, kl_to_uniform
+
+RISKS = ("squared", "digamma", "log_marginal")
 
 
-def identity(**options: object) -> Evidential:
-    """A model whose inputs are its outputs."""
+def identity(**options: Any) -> EDL:
+    """Return a model whose network returns its inputs."""
     return lpbnn.build(nn.Identity(), "edl", **options)
 
 
-def test_risk_is_the_expected_squared_error_under_the_dirichlet() -> None:
-    alpha = torch.tensor([[1.0, 1.0, 1.0], [0.5, 2.0, 7.0], [30.0, 1.0, 2.0]], dtype=torch.float64)
-    labels = torch.tensor([2, 0, 0])
-    p = Dirichlet(alpha).sample((200_000,))
-    errors = (nn.functional.one_hot(labels, 3) - p).square().sum(-1)
-    deviation = errors.std(0) / len(errors) ** 0.5
-    assert ((bayes_risk(alpha, labels[:, None]) - errors.mean(0)).abs() < 4 * deviation).all()
+ALPHA = torch.tensor([[1.0, 1.0, 1.0], [0.5, 2.0, 7.0], [30.0, 1.0, 2.0]], dtype=torch.float64)
+LABELS = torch.tensor([2, 0, 0])
 
 
-def test_risk_is_the_integral_over_a_beta() -> None:
+def sampled_risk(p: Tensor, y: Tensor, risk: str) -> Tensor:
+    """Return what the expectation of is the risk, for samples p of probabilities."""
+    return {
+        "squared": lambda: (y - p).square().sum(-1),
+        "digamma": lambda: -(y * p.log()).sum(-1),
+        "log_marginal": lambda: (y * p).sum(-1),
+    }[risk]()
+
+
+@pytest.mark.parametrize("risk", RISKS)
+def test_risk_is_the_expectation_under_the_dirichlet(risk: Any) -> None:
+    samples = Dirichlet(ALPHA).sample((200_000,))
+    values = sampled_risk(samples, nn.functional.one_hot(LABELS, 3), risk)
+    deviation = values.std(0) / len(values) ** 0.5
+    found = bayes_risk(ALPHA, LABELS[:, None], risk)
+    found = (-found).exp() if risk == "log_marginal" else found  # -log of an expectation
+    assert ((found - values.mean(0)).abs() < 4 * deviation).all()
+
+
+@pytest.mark.parametrize("risk", RISKS)
+def test_risk_is_the_integral_over_a_beta(risk: Any) -> None:
     a, b = 2.5, 0.8
-    p = (torch.arange(200_000, dtype=torch.float64) + 0.5) / 200_000
+    p = (torch.arange(400_000, dtype=torch.float64) + 0.5) / 400_000
     density = torch.distributions.Beta(a, b).log_prob(p).exp()
-    integral = (density * 2 * (1 - p).square()).mean()
-    risk = bayes_risk(torch.tensor([[a, b]], dtype=torch.float64), torch.tensor([[0]]))
-    torch.testing.assert_close(risk[0], integral, rtol=1e-4, atol=0)
+    both = torch.stack([p, 1 - p], 1)
+    values = sampled_risk(both, torch.tensor([1, 0]), risk)
+    integral = (density * values).sum() / density.sum()
+    found = bayes_risk(torch.tensor([[a, b]], dtype=torch.float64), torch.tensor([[0]]), risk)
+    found = (-found).exp() if risk == "log_marginal" else found
+    torch.testing.assert_close(found[0], integral, rtol=1e-3, atol=0)
 
 
-def test_risk_is_the_equation_written_out() -> None:
+@pytest.mark.parametrize("risk", RISKS)
+def test_integer_labels_equal_their_one_hot_vectors(risk: Any) -> None:
+    model = identity(risk=risk, class_weights=[1.0, 2.0, 0.5])
+    x, y = torch.randn(6, 3, dtype=torch.float64), torch.randint(3, (6,))
+    one_hot = nn.functional.one_hot(y, 3).double()
+    torch.testing.assert_close(model.loss(x, one_hot), model.loss(x, y))
+
+
+@pytest.mark.parametrize("risk", RISKS)
+def test_the_gradient_with_100_classes_is_that_of_finite_differences(risk: Any) -> None:
+    model, y = identity(risk=risk), torch.randint(100, (2,))
+    x = torch.randn(2, 100, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: model.loss(x, y)["loss"], x)
+
+
+def test_with_100_classes_the_squared_risk_has_almost_no_gradient_and_the_others_have_one() -> None:
+    def gradient(risk: str) -> float:
+        x = torch.zeros(1, 100, requires_grad=True)
+        identity(risk=risk).loss(x, torch.tensor([0]))["risk"].backward()
+        return x.grad[0, 0].abs().item()
+
+    assert gradient("squared") < 0.02
+    assert gradient("digamma") > 0.4
+    assert gradient("log_marginal") > 0.4
+
+
+def test_squared_risk_is_the_equation_written_out() -> None:
     alpha, labels = 1 + torch.rand(6, 4, dtype=torch.float64) * 5, torch.randint(4, (6,))
     y, strength = nn.functional.one_hot(labels, 4), alpha.sum(1, keepdim=True)
     p = alpha / strength
@@ -44,7 +90,7 @@ def test_risk_is_the_equation_written_out() -> None:
     torch.testing.assert_close(bayes_risk(alpha, labels[:, None]), written)
 
 
-def test_kl_is_that_of_torch() -> None:
+def test_kl_equals_that_of_torch_distributions() -> None:
     alpha = 1 + torch.rand(7, 5, dtype=torch.float64) * 20
     expected = kl_divergence(Dirichlet(alpha), Dirichlet(torch.ones_like(alpha)))
     torch.testing.assert_close(kl_to_uniform(alpha), expected)
@@ -58,29 +104,30 @@ def test_evidence_for_the_right_class_costs_no_kl() -> None:
 
 @pytest.mark.parametrize("classes", [2, 3, 10, 19, 100])
 @pytest.mark.parametrize("right", [5, 9])
-def test_the_default_kl_leaves_a_network_free_to_say_how_often_it_is_right(
-    classes: int, right: int
+@pytest.mark.parametrize("risk", RISKS)
+def test_the_best_confidence_under_the_default_kl_is_the_accuracy(
+    classes: int, right: int, risk: str
 ) -> None:
-    assert abs(best_confidence(classes, right) - right / 10) < 0.06
+    assert abs(best_confidence(classes, right, risk=risk) - right / 10) < 0.07
 
 
-def test_the_kl_of_the_paper_makes_it_best_to_say_next_to_nothing() -> None:
+def test_the_best_confidence_under_the_kl_of_the_paper_is_far_below_the_accuracy() -> None:
     assert best_confidence(10, 5, full_kl=1) < 0.12
     assert best_confidence(10, 9, full_kl=1) < 0.4
     assert best_confidence(100, 9, full_kl=1) < 0.02
 
 
 def best_confidence(classes: int, right: int, **options: object) -> float:
-    """What to say of a class that is right so many times of ten, if the loss is to be least."""
+    """Return the confidence with the least loss in a class that is right so many times of ten."""
     model, labels = identity(**options), (torch.arange(10) >= right).long()
     outputs = torch.full((400, classes), -torch.inf)
     outputs[:, 0] = torch.linspace(-7, 10, 400)  # evidence for one class alone
     losses = [model.loss(row.expand(10, -1), labels)["loss"] for row in outputs]
     best = outputs[int(torch.stack(losses).argmin())]
-    return model.likelihood(best.view(1, 1, -1))[0].amax().item()
+    return lpbnn.predict(model, best.unsqueeze(0)).confidence.item()
 
 
-def test_the_default_learns_hard_classes_of_which_the_weight_of_the_paper_is_never_sure() -> None:
+def test_the_default_kl_learns_overlapping_classes_and_that_of_the_paper_does_not() -> None:
     accuracy, confidence, possible = trained()
     assert accuracy > 0.9 * possible
     assert abs(confidence - accuracy) < 0.1
@@ -90,7 +137,7 @@ def test_the_default_learns_hard_classes_of_which_the_weight_of_the_paper_is_nev
 
 
 def trained(**options: object) -> tuple[float, float, float]:
-    """Accuracy and confidence on ten overlapping classes, and the best accuracy that there is."""
+    """Return accuracy and confidence on ten overlapping classes, and the best possible accuracy."""
     centres = torch.randn(10, 8, generator=torch.Generator().manual_seed(3))
 
     def draw(n: int) -> tuple[Tensor, Tensor]:
@@ -114,7 +161,7 @@ def trained(**options: object) -> tuple[float, float, float]:
     return accuracy, confident, possible
 
 
-def test_a_compiled_step_sees_the_weight_of_its_epoch() -> None:
+def test_a_compiled_step_uses_the_kl_weight_of_its_epoch() -> None:
     model, x, y = identity(), torch.randn(5, 3), torch.randint(3, (5,))
     full, step = model.loss(x, y)["kl"], torch.compile(model.loss, backend="aot_eager")
     for epoch in (0, 4, 10):
@@ -122,7 +169,7 @@ def test_a_compiled_step_sees_the_weight_of_its_epoch() -> None:
         torch.testing.assert_close(step(x, y)["kl"], epoch / 10 * full)
 
 
-def test_the_full_weight_is_one_over_the_classes_squared_or_what_is_asked_for() -> None:
+def test_the_full_kl_weight_is_one_over_the_classes_squared_by_default() -> None:
     x, y = torch.randn(5, 4), torch.randint(4, (5,))
     paper = identity(full_kl=1).loss(x, y)
     torch.testing.assert_close(identity().loss(x, y)["kl"], paper["kl"] / 16)
@@ -132,9 +179,9 @@ def test_the_full_weight_is_one_over_the_classes_squared_or_what_is_asked_for() 
     torch.testing.assert_close(paper["kl"], written)
 
 
-def test_the_kl_grows_over_ten_epochs_and_depends_on_the_epoch_alone() -> None:
+def test_the_kl_weight_grows_over_ten_epochs_and_depends_on_the_epoch_alone() -> None:
     model, x, y = identity(), torch.randn(5, 3), torch.randint(3, (5,))
-    full = model.loss(x, y)["kl"]  # a loop that knows nothing of epochs trains with all of it
+    full = model.loss(x, y)["kl"]  # without before_epoch
     for epoch, share in ((12, 1.0), (3, 0.3), (0, 0.0), (10, 1.0)):
         model.before_epoch(epoch, epochs=50)
         torch.testing.assert_close(model.loss(x, y)["kl"], share * full)
@@ -144,7 +191,7 @@ def test_the_kl_grows_over_ten_epochs_and_depends_on_the_epoch_alone() -> None:
 
 
 @pytest.mark.parametrize("weights", [None, torch.tensor([1.0, 2.0, 0.5])])
-def test_pixels_are_examples_and_void_ones_are_none(weights: Tensor | None) -> None:
+def test_pixels_count_as_examples_and_ignored_ones_do_not_count(weights: Tensor | None) -> None:
     x, y = torch.randn(2, 3, 4, 5, dtype=torch.float64), torch.randint(3, (2, 4, 5))
     y[0, :2] = 255
     pixels = identity(task="segmentation", ignore_index=255, class_weights=weights).loss(x, y)
@@ -153,52 +200,73 @@ def test_pixels_are_examples_and_void_ones_are_none(weights: Tensor | None) -> N
     torch.testing.assert_close(pixels, plain)
 
 
-def test_class_weights_are_those_of_a_weighted_mean() -> None:
+def test_class_weights_give_a_weighted_mean() -> None:
     weights, x, y = torch.tensor([1.0, 2.0, 0.5]), torch.randn(8, 3), torch.randint(3, (8,))
     each = torch.stack([identity().loss(x[i : i + 1], y[i : i + 1])["loss"] for i in range(8)])
     loss = identity(class_weights=weights).loss(x, y)["loss"]
     torch.testing.assert_close(loss, (each * weights[y]).sum() / weights[y].sum())
 
 
-def test_probabilities_are_the_mean_of_the_dirichlet_and_do_not_hold_the_uncertainty() -> None:
+def test_example_weights_give_a_weighted_mean() -> None:
+    weight, x, y = torch.tensor([1.0, 0.0, 3.0]), torch.randn(3, 4), torch.randint(4, (3,))
+    each = torch.stack([identity().loss(x[i : i + 1], y[i : i + 1])["loss"] for i in range(3)])
+    loss = identity().loss(x, y, weight)["loss"]
+    torch.testing.assert_close(loss, (each * weight).sum() / weight.sum())
+
+
+def test_tokens_with_classes_last_are_those_with_classes_second() -> None:
+    x, y = torch.randn(2, 3, 5), torch.randint(3, (2, 5))
+    second = identity(task="segmentation")
+    last = identity(likelihood=likelihoods.Categorical(dim=-1))
+    torch.testing.assert_close(last.loss(x.movedim(1, -1), y), second.loss(x, y))
+    expected, found = lpbnn.predict(second, x), lpbnn.predict(last, x.movedim(1, -1))
+    torch.testing.assert_close(found.probs.movedim(-1, 1), expected.probs)
+    torch.testing.assert_close(found.ood_score, expected.ood_score)
+
+
+def test_probabilities_are_the_mean_of_the_dirichlet_and_the_score_is_its_vacuity() -> None:
     model = identity(evidence="relu").eval()
     x = torch.tensor([[-1.0, -2.0, -3.0], [0.0, 0.0, 3.0], [99.0, 99.0, 399.0]])
-    probs = lpbnn.predict(model, x).probs
-    torch.testing.assert_close(probs[0], torch.full((3,), 1 / 3))
-    torch.testing.assert_close(probs[1:], torch.tensor([[1, 1, 4], [1, 1, 4]]) / 6)
-    torch.testing.assert_close(model.strangeness(model(x))[0], torch.tensor([1, 3 / 6, 3 / 600]))
+    prediction = lpbnn.predict(model, x)
+    torch.testing.assert_close(prediction.probs[0], torch.full((3,), 1 / 3))
+    torch.testing.assert_close(prediction.probs[1:], torch.tensor([[1, 1, 4], [1, 1, 4]]) / 6)
+    vacuity = torch.tensor([1, 3 / 6, 3 / 600])
+    torch.testing.assert_close(model.ood_score(model(x))[0], vacuity)
+    torch.testing.assert_close(prediction.ood_score, vacuity)
 
 
-def test_vacuity_is_the_score_where_a_prediction_carries_it() -> None:
-    own = torch.rand(4)
-    model, x = lpbnn.build(Mlp(), "edl"), torch.randn(4, 5)
-    assert model.score(SimpleNamespace(strangeness=own, confidence=None)) is own
-    plain = lpbnn.build(Mlp(), "edl", score="confidence")
-    assert plain.strangeness(plain(x)) is None
-    prediction = lpbnn.predict(plain, x)
-    assert torch.equal(plain.score(prediction), 1 - prediction.confidence)
+def test_the_score_may_be_the_confidence() -> None:
+    model, x = lpbnn.build(Mlp(), "edl", score="confidence"), torch.randn(4, 5)
+    assert model.ood_score(model(x)) is None
+    prediction = lpbnn.predict(model, x)
+    assert torch.equal(prediction.ood_score, 1 - prediction.confidence)
 
 
 @pytest.mark.parametrize(
-    ("evidence", "dead"), [("relu", True), ("softplus", False), ("exp", False)]
+    ("evidence", "learns"), [("relu", False), ("softplus", True), ("exp", True)]
 )
-def test_which_evidence_dies_where_all_outputs_are_negative(evidence: str, dead: bool) -> None:
+def test_only_relu_evidence_has_no_gradient_where_all_outputs_are_negative(
+    evidence: str, learns: bool
+) -> None:
     x = torch.full((2, 3), -4.0, requires_grad=True)
     identity(evidence=evidence).loss(x, torch.tensor([0, 1]))["loss"].backward()
-    assert (x.grad == 0).all() == dead
+    assert x.grad.any() == learns
 
 
 @pytest.mark.parametrize("evidence", ["relu", "softplus", "exp"])
+@pytest.mark.parametrize("risk", RISKS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_large_outputs_in_half_precision_stay_finite(evidence: str, dtype: torch.dtype) -> None:
+def test_large_outputs_in_half_precision_stay_finite(
+    evidence: str, risk: str, dtype: torch.dtype
+) -> None:
     x = torch.tensor([[1e4, -1e4, 30.0], [-1e4, 1e4, 0.0]], dtype=dtype, requires_grad=True)
-    model = identity(evidence=evidence)
+    model = identity(evidence=evidence, risk=risk)
     loss = model.loss(x, torch.tensor([0, 0]))["loss"]
     loss.backward()
     assert loss.dtype == torch.float32
     assert loss.isfinite()
     assert x.grad.isfinite().all()
-    assert model.likelihood(model(x))[0].sum(2).sub(1).abs().max() < 1e-6
+    assert lpbnn.predict(model, x).probs.sum(1).sub(1).abs().max() < 1e-6
 
 
 def test_training_lowers_the_loss() -> None:
@@ -217,6 +285,7 @@ def test_training_lowers_the_loss() -> None:
     [
         ({"members": 4}, "members=4: edl is one network; use 'ensemble'"),
         ({"evidence": "tanh"}, "evidence='tanh' is not known; choose one of exp, softplus, relu"),
+        ({"risk": "log"}, "risk='log' is not known; choose one of squared, digamma, log_marginal"),
         ({"score": "entropy"}, "score='entropy' is not known; choose one of vacuity, confidence"),
         ({"anneal": -1}, "anneal=-1: expected a number of epochs of at least 0"),
         ({"full_kl": -0.1}, "full_kl=-0.1: expected a number of at least 0, or None"),
@@ -227,14 +296,37 @@ def test_options_are_checked(options: dict[str, object], message: str) -> None:
         Config(**options)
 
 
-def test_regression_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="task='regression'.*'classification' and 'segmentation'"):
-        lpbnn.build(Mlp(), "edl", task="regression")
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"task": "regression"}, "task='regression' (likelihood Gaussian)"),
+        ({"task": "multilabel"}, "task='multilabel' (likelihood MultiLabel)"),
+        (
+            {"likelihood": {"a": likelihoods.Categorical()}},
+            "task='multihead' (likelihood MultiHead)",
+        ),
+    ],
+)
+def test_other_likelihoods_are_refused_by_name(options: dict[str, Any], name: str) -> None:
+    with pytest.raises(ValueError, match="'classification' and 'segmentation'") as error:
+        lpbnn.build(Mlp(), "edl", **options)
+    assert f"edl has no {name}" in str(error.value)
 
 
 def test_labels_of_another_shape_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"needs int64 labels of shape \(2,\); got torch.float32"):
+    with pytest.raises(ValueError, match=r"needs integer labels of shape \(2,\)"):
         identity().loss(torch.randn(2, 3), torch.rand(2))
+
+
+def test_labels_that_are_no_classes_are_refused() -> None:
+    with pytest.raises(IndexError, match=r"labels are 0 to 2.*got \[-1, 7\]"):
+        identity().loss(torch.randn(4, 3), torch.tensor([0, 7, -1, -100]))
+
+
+def test_labels_of_any_integer_type_are_accepted() -> None:
+    x, y = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    for dtype in (torch.int32, torch.uint8):
+        torch.testing.assert_close(identity().loss(x, y.to(dtype)), identity().loss(x, y))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Deep Ensembles: members that learn as if each were alone, from initial weights of one kind."""
+"""Deep Ensembles: members that learn as if each were alone, from initial weights of one scale."""
 
 import copy
 from pathlib import Path
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import lpbnn
 from lpbnn import backbones
+from lpbnn.likelihoods import Categorical, Gaussian
 from lpbnn.methods.ensemble import DeepEnsemble, from_members
 
 
@@ -52,7 +53,7 @@ def test_training_together_is_training_alone() -> None:
 
 def test_the_prediction_is_the_mean_of_the_members_probabilities() -> None:
     model, x = build(settle(ResNet()), members=5).eval(), torch.randn(4, 3, 8, 8)
-    p = lpbnn.predict(model, x, samples=3)  # a second pass would say the same
+    p = lpbnn.predict(model, x, samples=3)  # a second pass would be the same
     expected = torch.stack([net(x).softmax(1) for net in model.net])
     torch.testing.assert_close(p.members, expected)
     torch.testing.assert_close(p.probs, expected.mean(0))
@@ -60,8 +61,8 @@ def test_the_prediction_is_the_mean_of_the_members_probabilities() -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 100])
-def test_the_answer_does_not_depend_on_the_chunk(chunk: int) -> None:
-    model, x = build(settle(ResNet()), members=3), torch.randn(5, 3, 8, 8)
+def test_the_prediction_does_not_depend_on_the_chunk(chunk: int) -> None:
+    model, x = build(settle(ResNet()), members=3, check=False), torch.randn(5, 3, 8, 8)
     seen: list[int] = []
     for net in model.net:
         net.stem.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
@@ -72,7 +73,7 @@ def test_the_answer_does_not_depend_on_the_chunk(chunk: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "lenet", "small-cnn", "resnet18"])
-def test_members_start_apart_and_of_one_kind(name: str) -> None:
+def test_members_start_apart_at_the_same_scale(name: str) -> None:
     net = backbones.build(name, 10)
     given = copy.deepcopy(net.state_dict())
     model = build(net, members=3)
@@ -90,7 +91,7 @@ def test_members_start_apart_and_of_one_kind(name: str) -> None:
             assert abs(correlation[0, 1]) < 5 / weight.numel() ** 0.5
 
 
-def test_everything_that_can_be_drawn_is_drawn() -> None:
+def test_everything_that_can_be_initialised_is_initialised_anew() -> None:
     class Tokens(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -154,28 +155,106 @@ def test_the_same_seed_gives_the_same_members() -> None:
     torch.testing.assert_close(models[0].state_dict(), models[1].state_dict(), rtol=0, atol=0)
 
 
-def test_finished_runs_become_members() -> None:
-    x = torch.randn(4, 5)
-    nets = [Mlp() for _ in range(3)]
-    plain = from_members(nets)
-    runs = from_members([lpbnn.build(net, "mcp", task="segmentation") for net in nets])
-    assert runs.task == "segmentation"
-    assert plain.members == runs.members == 3
-    torch.testing.assert_close(plain(x), torch.stack([net(x) for net in nets]))
-    torch.testing.assert_close(runs(x), plain(x))
-    assert from_members([lpbnn.build(nets[0], "mcp")], task="regression").task == "regression"
+def test_finished_networks_become_members() -> None:
+    x, nets = torch.randn(4, 5), [Mlp() for _ in range(3)]
+    model = from_members(nets)
+    assert model.members == 3
+    assert model.task == "classification"
+    torch.testing.assert_close(model(x), torch.stack([net(x) for net in nets]))
 
 
-def test_regression_and_segmentation() -> None:
-    model = build(nn.Linear(5, 4), task="regression", members=2)
-    p = lpbnn.predict(model, torch.randn(3, 5))
-    assert p.mean.shape == p.epistemic.shape == (3, 2)
-    model.loss(torch.randn(3, 5), torch.randn(3, 2))["loss"].backward()
-    model = build(nn.Conv2d(3, 2, 1), task="segmentation", ignore_index=255)
+def test_finished_models_become_members_with_their_likelihood_and_readout() -> None:
+    def readout(output: Tensor) -> Tensor:
+        return 2 * output
+
+    x, nets = torch.randn(4, 5), [Mlp() for _ in range(3)]
+    options = {"task": "segmentation", "ignore_index": 255, "readout": readout}
+    model = from_members([lpbnn.build(net, "mcp", **options) for net in nets])
+    assert model.task == "segmentation"
+    assert model.likelihood.ignore_index == 255
+    torch.testing.assert_close(model(x), torch.stack([2 * net(x) for net in nets]))
+
+
+def test_finished_models_may_get_another_likelihood() -> None:
+    model = from_members([lpbnn.build(Mlp(), "mcp")], likelihood=Gaussian(variance=1.0))
+    assert model.task == "regression"
+
+
+TARGETS = {
+    "classification": (5, torch.tensor([0, 1, 2, 3])),
+    "soft labels": (5, torch.full((4, 5), 0.2)),
+    "regression": (6, torch.randn(4, 3)),
+    "multilabel": (3, torch.ones(4, 3)),
+}
+
+
+@pytest.mark.parametrize("case", TARGETS)
+@pytest.mark.parametrize("weight", [None, torch.tensor([0.5, 2.0, 0.0, 1.0])])
+def test_the_loss_is_the_mean_of_the_members_for_every_task(
+    case: str, weight: Tensor | None
+) -> None:
+    width, y = TARGETS[case]
+    task = "classification" if case == "soft labels" else case
+    model, x = build(nn.Linear(5, width), task=task, members=3), torch.randn(4, 5)
+    alone = [lpbnn.build(net, "mcp", task=task).loss(x, y, weight)["loss"] for net in model.net]
+    torch.testing.assert_close(model.loss(x, y, weight)["loss"], torch.stack(alone).mean())
+
+
+def test_every_member_gets_the_gradient_it_would_have_alone_with_weights() -> None:
+    model, x, y = build(Mlp(), members=3), torch.randn(4, 5), torch.tensor([0, 1, 2, 0])
+    weight = torch.tensor([0.5, 2.0, 0.0, 1.0])
+    model.loss(x, y, weight)["loss"].backward()
+    for net in model.net:
+        together = [p.grad.clone() for p in net.parameters()]
+        net.zero_grad()
+        each = nn.functional.cross_entropy(net(x), y, reduction="none")
+        ((each * weight).sum() / weight.sum()).backward()
+        torch.testing.assert_close(together, [p.grad for p in net.parameters()])
+
+
+def test_void_pixels_do_not_count() -> None:
+    model = build(nn.Conv2d(3, 2, 1), task="segmentation", ignore_index=255, members=1)
     x, y = torch.randn(2, 3, 4, 4), torch.full((2, 4, 4), 255)
     y[:, :2] = 1
-    assert torch.isfinite(model.loss(x, y)["loss"])
-    assert lpbnn.predict(model, x).members.shape == (4, 2, 2, 4, 4)
+    expected = nn.functional.cross_entropy(model(x)[0], y, ignore_index=255)
+    torch.testing.assert_close(model.loss(x, y)["loss"], expected)
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind, self.size = nn.Linear(5, 3), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"kind": self.kind(x), "size": self.size(x)}
+
+
+def test_several_heads_train_and_predict() -> None:
+    model = build(Heads(), members=2, likelihood={"kind": Categorical(), "size": Gaussian()})
+    x, y = torch.randn(4, 5), {"kind": torch.tensor([0, 1, 2, 0]), "size": torch.randn(4)}
+    terms = model.loss(x, y, torch.ones(4))
+    terms["loss"].backward()
+    assert all(p.grad.any() for p in model.parameters())
+    torch.testing.assert_close(terms["loss"], terms["nll/kind"] + terms["nll/size"])
+    outputs = model(x)
+    assert outputs["kind"].shape == (2, 4, 3)
+    found = lpbnn.predict(model, x, chunk=3)
+    torch.testing.assert_close(found["kind"].members, outputs["kind"].softmax(2))
+
+
+def test_a_users_likelihood_trains_and_predicts() -> None:
+    class Laplace:
+        def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+            return (outputs - targets).abs().sum(1)
+
+        def summary(self, outputs: Tensor) -> Tensor:
+            return outputs
+
+    model, x = build(nn.Linear(5, 2), members=3, likelihood=Laplace()), torch.randn(4, 5)
+    model.loss(x, torch.randn(4, 2))["loss"].backward()
+    p = lpbnn.predict(model, x)
+    torch.testing.assert_close(p.values, model(x).mean(0))
+    torch.testing.assert_close(p.epistemic, model(x).var(0, unbiased=False))
 
 
 def test_saves_copies_compiles_and_mixes_precision(tmp_path: Path) -> None:
@@ -212,5 +291,3 @@ def test_errors_say_what_to_do() -> None:
         from_members([net, net])
     with pytest.raises(TypeError, match=r"one deterministic network.*got DeepEnsemble"):
         from_members([build(Mlp())])
-    with pytest.raises(TypeError, match="got MCDropout"):
-        from_members([lpbnn.build(Mlp(), "mcdropout", members=1)])

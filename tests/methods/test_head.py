@@ -1,4 +1,4 @@
-"""A head that a method takes out: away while the model lives, back with ``undo``."""
+"""A head that a method removes: ``undo`` puts it back."""
 
 import copy
 from typing import Any
@@ -19,7 +19,7 @@ def example(net: nn.Module, size: int) -> tuple[Any, Tensor]:
 
 
 @pytest.mark.parametrize("net", [Mlp, ResNet, UsersOwn])
-def test_undo_gives_the_network_back_with_its_head(net: Any) -> None:
+def test_undo_returns_the_network_with_its_head(net: Any) -> None:
     network = net()
     given = copy.deepcopy(network)
     model = lpbnn.build(network, "duq")
@@ -36,7 +36,7 @@ def test_undo_gives_the_network_back_with_its_head(net: Any) -> None:
     torch.testing.assert_close(untrained.state_dict(), given.state_dict(), rtol=0, atol=0)
 
 
-def test_the_head_is_no_part_of_the_network_but_goes_with_it() -> None:
+def test_the_removed_head_is_no_part_of_the_network_but_follows_it() -> None:
     net, seen = Mlp(), []
     head = net[4]
     head.register_forward_hook(lambda module, args, output: seen.append(output))
@@ -47,7 +47,7 @@ def test_the_head_is_no_part_of_the_network_but_goes_with_it() -> None:
     x = torch.randn(2, 5, dtype=torch.float64)
     model.double().eval()(x)
     features = nn.Sequential(*list(net)[:4])(x)
-    assert torch.equal(seen[0], features)  # what stands in the layer's place gives them on
+    assert torch.equal(seen[0], features)  # the identity in the layer's place
     assert lpbnn.undo(model)[4] is head
     assert (head.weight.dtype, head.training) == (torch.float64, False)
     assert torch.equal(net(x), seen[1])

@@ -1,8 +1,11 @@
-"""Mean-field BNN: the KL of what is sampled, one network per draw, flipout's signs, the mean kept."""
+"""Mean-field BNN: the KL, one network per draw, flipout's signs, and the posterior mean."""
 
 import copy
 import math
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,21 +13,23 @@ from networks import ConvNet, Mlp, ResNet, UsersOwn, settle
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
+from torch.utils.checkpoint import checkpoint
 
 import lpbnn
-from lpbnn.methods.meanfield import GaussianLayer, MeanField, Noise, held
+from lpbnn import likelihoods
+from lpbnn.methods.meanfield import GaussianLayer, MeanFieldBNN, Noise
 
 NETS = {"Mlp": Mlp, "ConvNet": ConvNet, "ResNet": ResNet}
 
 
-def build(net: nn.Module, num_data: int = 100, **options: object) -> MeanField:
+def build(net: nn.Module, num_data: int = 100, **options: Any) -> MeanFieldBNN:
     model = lpbnn.build(net, "meanfield", num_data=num_data, **options)
-    assert isinstance(model, MeanField)
+    assert isinstance(model, MeanFieldBNN)
     return model
 
 
-def ordinary(model: MeanField, noises: list[Noise]) -> nn.Module:
-    """The plain network that carries one draw of the weights."""
+def ordinary(model: MeanFieldBNN, noises: list[Noise]) -> nn.Module:
+    """Return the plain network with one draw of the weights."""
     net = lpbnn.undo(copy.deepcopy(model.net))
     for layer, noise in zip(model.layers, noises, strict=True):
         plain = net.get_submodule(layer.path)
@@ -36,7 +41,7 @@ def ordinary(model: MeanField, noises: list[Noise]) -> nn.Module:
 
 
 @pytest.mark.parametrize("prior_std", [1.0, 0.1, None])
-def test_the_kl_is_that_of_the_sampled_distribution(prior_std: float | None) -> None:
+def test_the_kl_equals_that_of_torch_distributions(prior_std: float | None) -> None:
     model = build(ConvNet(), num_data=50, prior_std=prior_std).double()
     expected = torch.zeros((), dtype=torch.float64)
     for layer in model.layers:
@@ -53,7 +58,7 @@ def test_the_kl_is_that_of_the_sampled_distribution(prior_std: float | None) -> 
     torch.testing.assert_close(terms["loss"], terms["nll"] + terms["kl"])
 
 
-def test_draws_have_the_mean_and_spread_of_the_posterior() -> None:
+def test_draws_have_the_mean_and_standard_deviation_of_the_posterior() -> None:
     layer = GaussianLayer(nn.Linear(3, 2), std=0.5)
     nn.init.normal_(layer.bias_rho)
     draws = [layer.draw() for _ in range(4000)]
@@ -91,7 +96,7 @@ def test_a_pass_is_an_ordinary_network_with_the_drawn_weights(name: str) -> None
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 20, 100])
-def test_the_answer_does_not_depend_on_the_chunk(chunk: int) -> None:
+def test_predictions_do_not_depend_on_the_chunk(chunk: int) -> None:
     model = build(UsersOwn(), std=0.3, members=3).double()  # calls one layer twice
     x = (torch.randn(5, 5).double(), torch.randn(5, 3).double())
     whole = lpbnn.predict(model, x, samples=2, seed=3)
@@ -123,7 +128,7 @@ def test_flipout_gives_every_example_its_own_weights(
         return signs[-1]
 
     monkeypatch.setattr(GaussianLayer, "_signs", spy)
-    with held([gaussian], [noise._replace(flip=True)]):
+    with gaussian.slot.use([noise._replace(flip=True)]):
         together = gaussian(x)
     inputs, outputs = signs
     assert inputs.unique().tolist() == outputs.unique().tolist() == [-1, 1]
@@ -151,14 +156,14 @@ def flipped(layer: nn.Module, noise: Tensor, s: Tensor, t: Tensor) -> Tensor:
 def test_flipout_is_for_training_only_and_lowers_the_variance_of_the_gradient() -> None:
     x, y = torch.randn(1, 5).expand(64, -1), torch.randint(0, 3, (64,))
 
-    def spread_of_gradients(flipout: bool) -> float:
+    def variance_of_gradients(flipout: bool) -> float:
         torch.manual_seed(0)
         model = build(Mlp(), std=0.3, flipout=flipout)
         weight = model.layers[1].layer.weight
         grads = [torch.autograd.grad(model.loss(x, y)["loss"], weight)[0] for _ in range(60)]
         return torch.stack(grads).var(0).sum().item()
 
-    assert spread_of_gradients(True) < 0.5 * spread_of_gradients(False)
+    assert variance_of_gradients(True) < 0.5 * variance_of_gradients(False)
     model = build(Mlp(), std=0.3, flipout=True)
     members = lpbnn.predict(model, x).members
     torch.testing.assert_close(members, members[:, :1].expand_as(members))
@@ -184,7 +189,7 @@ def test_the_kl_is_annealed_over_most_of_training() -> None:
     assert weights == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1, 1, 1])
 
 
-def test_only_what_has_no_prior_decays() -> None:
+def test_only_parameters_without_a_prior_have_weight_decay() -> None:
     model = build(ResNet(), exclude="head")
     slow, posterior = model.parameter_groups(weight_decay=1e-4, lr=0.1)
     assert (slow["weight_decay"], posterior["weight_decay"]) == (1e-4, 0.0)
@@ -217,7 +222,7 @@ def test_draws_are_made_in_float32_under_autocast() -> None:
 
 
 class UnitVariance(nn.Module):
-    """y ~ N(w x, 1): the one model whose posterior is known."""
+    """y ~ N(w x, 1), whose posterior is known in closed form."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,8 +233,8 @@ class UnitVariance(nn.Module):
         return torch.cat([mean, torch.full_like(mean, math.log(math.e - 1))], 1)
 
 
-def test_training_finds_the_exact_posterior_where_it_is_known() -> None:
-    """So NLL and KL are weighed right: any other factor moves the standard deviation."""
+def test_training_finds_the_exact_posterior_of_a_linear_model() -> None:
+    """Any other weight of the KL would give another standard deviation."""
     x = torch.randn(40, 1)
     y = 0.7 * x + torch.randn_like(x)
     precision = 1 / 0.5**2 + x.square().sum()
@@ -272,7 +277,7 @@ class Tied(nn.Sequential):
         self[2].weight = self[0].weight
 
 
-def test_a_weight_that_two_modules_share_is_not_drawn_twice() -> None:
+def test_a_weight_shared_by_two_modules_is_refused() -> None:
     net = Tied()
     with pytest.raises(ValueError, match=r"'0' and '2' share one weight.*exclude='2'"):
         build(net)
@@ -285,6 +290,104 @@ def test_a_weight_that_two_modules_share_is_not_drawn_twice() -> None:
     net[2] = net[0]  # one module in both places
     assert [layer.path for layer in build(net).layers] == ["0", "4"]
     assert net[2] is net[0]
+
+
+class Checkpointed(nn.Module):
+    """Runs its layers again in the backward pass."""
+
+    def __init__(self, enabled: bool) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.enabled = enabled
+
+    def forward(self, x: Tensor) -> Tensor:
+        def block(x: Tensor) -> Tensor:
+            return torch.tanh(self.middle(torch.tanh(self.first(x))))
+
+        return self.last(checkpoint(block, x, use_reentrant=False) if self.enabled else block(x))
+
+
+@pytest.mark.parametrize("flipout", [False, True])
+def test_activation_checkpointing_recomputes_with_the_noise_of_its_own_pass(flipout: bool) -> None:
+    """Also with two losses before one backward pass."""
+    x, y = torch.randn(6, 5), torch.randint(3, (6,))
+    found = []
+    for enabled in (False, True):
+        torch.manual_seed(3)
+        model = build(Checkpointed(enabled), std=0.3, flipout=flipout)
+        losses = [model.loss(x, y)["loss"], model.loss(x.flip(0), y)["loss"]]
+        sum(losses).backward()
+        found.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_copy_has_its_own_slot_that_its_layers_share() -> None:
+    model = build(Mlp(), std=0.5)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert other.slot is not model.slot
+        assert all(layer.slot is other.slot for layer in other.layers)
+        noises, x = other.draw(), torch.randn(3, 5)
+        run = other._member
+        torch.testing.assert_close(run(noises, x), run(noises, x))
+
+
+def test_threads_predict_with_noise_of_their_own() -> None:
+    model, x = build(Mlp(), std=0.5).eval(), torch.randn(64, 5)
+    draws = [model.draw() for _ in range(8)]
+    expected = [model._member(noises, x) for noises in draws]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(10):
+            found = list(pool.map(lambda noises: model._member(noises, x), draws))
+            torch.testing.assert_close(found, expected)
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.kind, self.size = nn.Linear(5, 6), nn.Linear(6, 3), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = torch.tanh(self.body(x))
+        return {"kind": self.kind(x), "size": self.size(x)}
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_several_heads_share_one_draw(training: bool) -> None:
+    heads = {"kind": likelihoods.Categorical(), "size": likelihoods.Gaussian()}
+    model = build(TwoHeads(), std=0.3, likelihood=heads).train(training)
+    x, y = torch.randn(6, 5), {"kind": torch.randint(3, (6,)), "size": torch.randn(6, 1)}
+    terms = model.loss(x, y)
+    assert list(terms) == ["loss", "nll", "nll/kind", "nll/size", "kl"]
+    torch.testing.assert_close(terms["nll"], terms["nll/kind"] + terms["nll/size"])
+    torch.testing.assert_close(terms["loss"], terms["nll"] + terms["kl"])
+    terms["loss"].backward()
+    assert all(p.grad.any() for p in model.parameters())
+    prediction = lpbnn.predict(model, x)
+    assert prediction["kind"].members.shape == (4, 6, 3)
+    assert prediction["size"].mean.shape == (6, 1)
+
+
+class Poisson:
+    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.poisson_nll_loss(outputs[:, 0], targets, reduction="none")
+
+    def summary(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        rate = outputs[:, 0].exp()
+        return rate, rate
+
+
+def test_a_likelihood_of_the_user() -> None:
+    net = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 1))
+    model, x = build(net, std=0.3, likelihood=Poisson()), torch.randn(6, 5)
+    model.loss(x, torch.ones(6))["loss"].backward()
+    prediction = lpbnn.predict(model, x)
+    assert (prediction.epistemic > 0).all()
+
+
+def test_example_weights_give_a_weighted_mean() -> None:
+    model, x, y = build(Mlp(), std=1e-8), torch.randn(4, 5), torch.randint(3, (4,))
+    weight = torch.tensor([1.0, 1.0, 0.0, 0.0])
+    torch.testing.assert_close(model.loss(x, y, weight)["nll"], model.loss(x[:2], y[:2])["nll"])
 
 
 def test_errors_say_what_to_do() -> None:

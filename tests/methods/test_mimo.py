@@ -1,7 +1,8 @@
-"""MIMO: independent inputs in training, the same one at test, one head for each."""
+"""MIMO: heads see independent inputs in training and the same one in evaluation."""
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,20 +12,21 @@ from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
 import lpbnn
-from lpbnn import backbones
-from lpbnn.methods.mimo import FirstLayer, LastLayer, Mimo, find_ends
+from lpbnn import backbones, likelihoods
+from lpbnn.methods.mimo import MIMO, FirstLayer, LastLayer, find_ends
 
 
-def build(net: nn.Module, **options: object) -> Mimo:
-    model = lpbnn.build(net, "mimo", **options)
-    assert isinstance(model, Mimo)
+def build(net: nn.Module, check: bool = False, **options: Any) -> MIMO:
+    """Return a model that does not compare rows at its first batch, unless ``check``."""
+    model = lpbnn.build(net, "mimo", check=check, **options)
+    assert isinstance(model, MIMO)
     return model
 
 
-def watch_inputs(model: Mimo) -> list[Tensor]:
-    """What the heads see, (M, rows, ...), call by call."""
+def watch_inputs(model: MIMO) -> list[Tensor]:
+    """Return a list that gets the inputs of the heads, (M, rows, ...), of every call."""
     seen: list[Tensor] = []
-    first = model.net.get_submodule(model.ends[0])
+    first = model.net.get_submodule(model.first)
 
     def note(module: nn.Module, args: tuple[Tensor]) -> None:
         seen.append(args[0].detach().unflatten(0, (model.members, -1)))
@@ -33,7 +35,7 @@ def watch_inputs(model: Mimo) -> list[Tensor]:
     return seen
 
 
-def test_heads_see_independent_inputs_in_training_and_the_same_at_test() -> None:
+def test_heads_see_independent_inputs_in_training_and_the_same_in_evaluation() -> None:
     model = build(Mlp()).train()
     seen = watch_inputs(model)
     x = torch.arange(40.0).unsqueeze(1).expand(-1, 5)
@@ -55,24 +57,24 @@ def test_heads_see_independent_inputs_in_training_and_the_same_at_test() -> None
 @pytest.mark.parametrize(("share", "equal"), [(0.0, 0), (0.5, 80), (1.0, 160)])
 def test_a_share_of_the_rows_repeats_its_input(share: float, equal: int) -> None:
     model = build(Mlp(), input_repetition=share).train()
-    dealt = model.deal(40, torch.device("cpu"))
-    assert dealt.shape == (3, 160)
-    assert all(head.bincount().tolist() == [4] * 40 for head in dealt)
-    tail = dealt[:, 160 - equal :]
+    examples = model.shuffled_examples(40, torch.device("cpu"))
+    assert examples.shape == (3, 160)
+    assert all(head.bincount().tolist() == [4] * 40 for head in examples)
+    tail = examples[:, 160 - equal :]
     assert torch.equal(tail, tail[:1].expand(3, -1))
-    head = dealt[:, : 160 - equal]
+    head = examples[:, : 160 - equal]
     assert equal == 160 or (head[0] == head[1]).float().mean() < 0.3
 
 
-def test_the_loss_is_the_sum_over_heads_each_with_its_own_labels() -> None:
+def test_the_loss_is_a_sum_over_heads_with_their_own_labels() -> None:
     torch.manual_seed(1)
     weights = torch.tensor([1.0, 2.0, 5.0])
     model = build(Mlp(), batch_repetitions=2, class_weights=weights).double().train()
     x, y = torch.randn(5, 5).double(), torch.randint(0, 3, (5,))
     torch.manual_seed(2)
-    dealt = model.deal(5, x.device)
-    rows = model.net(x[dealt.flatten()]).unflatten(0, (3, 10))
-    expected = sum(F.cross_entropy(rows[m], y[dealt[m]], weights.double()) for m in range(3))
+    examples = model.shuffled_examples(5, x.device)
+    rows = model.net(x[examples.flatten()]).unflatten(0, (3, 10))
+    expected = sum(F.cross_entropy(rows[m], y[examples[m]], weights.double()) for m in range(3))
     torch.manual_seed(2)
     terms = model.loss(x, y)
     torch.testing.assert_close(terms["loss"], expected)
@@ -80,6 +82,22 @@ def test_the_loss_is_the_sum_over_heads_each_with_its_own_labels() -> None:
     model.eval()
     expected = sum(F.cross_entropy(outputs, y, weights.double()) for outputs in model(x))
     torch.testing.assert_close(model.loss(x, y)["loss"], expected)
+
+
+def test_example_weights_follow_the_examples_to_their_rows() -> None:
+    model = build(Mlp(), batch_repetitions=2).double().train()
+    x, y, weight = torch.randn(5, 5).double(), torch.randint(0, 3, (5,)), torch.rand(5).double()
+    torch.manual_seed(2)
+    examples = model.shuffled_examples(5, x.device)
+    rows = model.net(x[examples.flatten()]).unflatten(0, (3, 10))
+    expected = torch.zeros((), dtype=torch.float64)
+    for head, own in zip(rows, examples, strict=True):
+        each = F.cross_entropy(head, y[own], reduction="none")
+        expected += (each * weight[own]).sum() / weight[own].sum()
+    torch.manual_seed(2)
+    torch.testing.assert_close(model.loss(x, y, weight)["nll"], expected)
+    with pytest.raises(ValueError, match=r"weights of examples are a tensor of shape \(5,\)"):
+        model.loss(x, y, torch.ones(10))
 
 
 ENDS = [
@@ -138,7 +156,7 @@ def test_the_scale_of_the_given_initialiser_is_kept() -> None:
 
 
 @pytest.mark.parametrize("kind", [Mlp, ConvNet, ResNet, Vit])
-def test_undo_gives_the_network_of_the_first_head(kind: type[nn.Module]) -> None:
+def test_undo_returns_the_network_of_the_first_head(kind: type[nn.Module]) -> None:
     net = settle(kind())
     model = build(net).double().eval()
     x = torch.randn(4, *net.shape).double()
@@ -148,7 +166,7 @@ def test_undo_gives_the_network_of_the_first_head(kind: type[nn.Module]) -> None
     assert [repr(m) for m in net.modules()] == [repr(m) for m in kind().double().eval().modules()]
 
 
-def test_undo_gives_the_user_s_hooks_back_to_the_layers() -> None:
+def test_undo_moves_the_users_hooks_back_to_the_layers() -> None:
     net, seen = Mlp(), []
     for name in ("0", "4"):
         hook = lambda module, args, output, name=name: seen.append((name, module, len(output)))  # noqa: E731
@@ -162,8 +180,8 @@ def test_undo_gives_the_user_s_hooks_back_to_the_layers() -> None:
     assert seen[2:] == [("0", first, 4), ("4", last, 4)]
 
 
-def test_what_surrounds_the_two_layers_runs_for_each_input_and_output() -> None:
-    """LeNet pads its pictures, the perceptron flattens and checks them: neither knows of MIMO."""
+def test_modules_around_the_two_layers_run_for_each_input_and_output() -> None:
+    """LeNet pads its images, the MLP flattens and checks them."""
     for name, options in (("lenet", {}), ("mlp", {"in_channels": 3, "image_size": 8})):
         model = build(backbones.build(name, 10, **options), members=2)
         assert model(torch.randn(5, 3, 8, 8)).shape == (2, 5, 10)
@@ -171,7 +189,7 @@ def test_what_surrounds_the_two_layers_runs_for_each_input_and_output() -> None:
         assert all(p.grad is not None and p.grad.any() for p in model.parameters())
 
 
-def test_each_head_learns_to_answer_for_its_own_input() -> None:
+def test_each_head_learns_to_predict_for_its_own_input() -> None:
     x = torch.randn(256, 4)
     y = (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long()
     net = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 4))
@@ -190,11 +208,19 @@ def test_each_head_learns_to_answer_for_its_own_input() -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 100])
-def test_the_answer_does_not_depend_on_the_chunk(chunk: int) -> None:
+def test_predictions_do_not_depend_on_the_chunk(chunk: int) -> None:
     model, x = build(settle(ResNet())), torch.randn(5, 3, 8, 8)
     whole = lpbnn.predict(model, x, samples=3)
     assert whole.members.shape == (3, 5, 3)
     torch.testing.assert_close(lpbnn.predict(model, x, chunk=chunk).members, whole.members)
+
+
+@pytest.mark.parametrize("chunk", [3, 7, 9, 100])
+def test_a_chunk_bounds_the_rows_of_all_heads_together(chunk: int) -> None:
+    model = build(Mlp())
+    seen = watch_inputs(model)
+    lpbnn.predict(model, torch.randn(8, 5), chunk=chunk)
+    assert max(inputs.shape[0] * inputs.shape[1] for inputs in seen) <= chunk
 
 
 @pytest.mark.parametrize("batch", range(1, 6))
@@ -244,9 +270,9 @@ def test_the_exported_network_takes_any_batch() -> None:
 
 
 def test_the_ends_are_found_or_named() -> None:
-    assert find_ends(ResNet(), None, None) == ("stem", "head")
-    assert find_ends(Vit(), None, None) == ("embed", "head")
-    assert find_ends(UsersOwn(), "shared", "mix.0") == ("shared", "mix.0")
+    assert find_ends(ResNet(), None, None) == ("stem", ["head"])
+    assert find_ends(Vit(), None, None) == ("embed", ["head"])
+    assert find_ends(UsersOwn(), "shared", "mix.0") == ("shared", ["mix.0"])
     model = build(ResNet(), first="stage1.body.0", last="stage2.skip")
     assert isinstance(model.net.stage1.body[0], FirstLayer)
     assert isinstance(model.net.stage2.skip, LastLayer)
@@ -258,7 +284,7 @@ def test_errors_say_what_to_do() -> None:
         build(Mlp(), members=0)
     with pytest.raises(ValueError, match=r"input_repetition=2: expected a share"):
         build(Mlp(), input_repetition=2)
-    with pytest.raises(ValueError, match="it needs two; found: 0"):
+    with pytest.raises(ValueError, match="it needs 2; found: 0"):
         build(nn.Linear(3, 2))
     with pytest.raises(ValueError, match=r"last='haed' is no Linear.*Did you mean 'head'\?"):
         build(ResNet(), last="haed")
@@ -277,10 +303,86 @@ def test_errors_say_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("mode", [True, False])
-def test_targets_that_do_not_fit_are_refused_before_they_are_dealt(mode: bool) -> None:
+def test_targets_that_do_not_fit_are_refused_before_they_are_shuffled(mode: bool) -> None:
     model, x = build(Mlp()).train(mode), torch.randn(4, 5)
     with pytest.raises(TypeError, match=r"targets are a tensor; got list. Fix: torch.as_tensor"):
         model.loss(x, [0, 1, 2, 0])
     for shape in ((3,), (5,), ()):
         with pytest.raises(ValueError, match=r"got 4 examples and targets of shape .*is 4\."):
             model.loss(x, torch.zeros(shape, dtype=torch.int64))
+
+
+class TwoHeads(nn.Module):
+    """A head of one layer, and one of two."""
+
+    def __init__(self, deep: bool = False) -> None:
+        super().__init__()
+        self.body, self.kind = nn.Linear(5, 6), nn.Linear(6, 3)
+        self.size = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2)) if deep else nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = torch.tanh(self.body(x))
+        return {"kind": self.kind(x), "size": self.size(x)}
+
+
+HEADS = {"kind": likelihoods.Categorical(), "size": likelihoods.Gaussian()}
+
+
+@pytest.mark.parametrize(
+    ("deep", "options"), [(False, {}), (True, {"last": ("kind", "size.1")})], ids=["found", "named"]
+)
+def test_a_network_with_several_heads_has_a_last_layer_for_each(
+    deep: bool, options: dict[str, Any]
+) -> None:
+    model = build(TwoHeads(deep), likelihood=HEADS, batch_repetitions=2, **options).double()
+    x = torch.randn(5, 5).double()
+    y = {"kind": torch.randint(3, (5,)), "size": torch.randn(5, 1).double()}
+    torch.manual_seed(2)
+    terms = model.loss(x, y)
+    assert list(terms) == ["loss", "nll", "nll/kind", "nll/size"]
+    torch.manual_seed(2)
+    examples = model.shuffled_examples(5, x.device)
+    kind = model.net(x[examples.flatten()])["kind"].unflatten(0, (3, 10))
+    expected = sum(F.cross_entropy(kind[m], y["kind"][examples[m]]) for m in range(3))
+    torch.testing.assert_close(terms["nll/kind"], expected)
+    prediction = lpbnn.predict(model, x)
+    assert prediction["kind"].members.shape == (3, 5, 3)
+    assert prediction["size"].members.shape == (3, 5, 1)
+
+
+def test_a_head_whose_last_layer_was_not_widened_is_an_error() -> None:
+    model = build(TwoHeads(deep=True), likelihood=HEADS)
+    with pytest.raises(RuntimeError, match=r"'size.0', 'size.1'.*name others with first"):
+        model(torch.randn(4, 5))
+
+
+def test_the_first_training_loss_compares_rows_and_later_ones_do_not() -> None:
+    model, x, y = build(Mlp(), check=True), torch.randn(4, 5), torch.randint(3, (4,))
+    seen = watch_inputs(model)
+    model.eval().loss(x, y)
+    assert len(seen) == 1
+    model.train().loss(x, y)
+    assert len(seen) > 2
+    seen.clear()
+    model.loss(x, y)
+    assert len(seen) == 1
+
+
+class GraphNetwork(nn.Module):
+    """Every row is a node, and the rows exchange messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        return self.last(x + x.roll(1, 0))
+
+
+def test_a_network_whose_rows_depend_on_each_other_is_refused_in_training() -> None:
+    model, x, y = build(GraphNetwork(), check=True), torch.randn(6, 5), torch.randint(3, (6,))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="depends on the other examples"):
+            model.train().loss(x, y)
+    assert lpbnn.predict(model, x).probs.shape == (6, 3)

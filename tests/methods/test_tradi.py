@@ -1,7 +1,9 @@
-"""TRADI: the filters against closed forms, the draws against their covariance, and the drawn networks."""
+"""TRADI: the filters against closed forms, the draws against their covariance, the drawn networks."""
 
 import copy
+import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +14,16 @@ from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
 import lpbnn
-from lpbnn.engine.step import phase_of
-from lpbnn.methods.tradi import Config, Tracked
+from lpbnn import likelihoods
+from lpbnn.methods.tradi import TRADI, Config
+from lpbnn.model import NotFittedWarning
 
 Batch = tuple[Any, Tensor]
 
 
-def build(net: nn.Module, **options: Any) -> Tracked:
+def build(net: nn.Module, **options: Any) -> TRADI:
     model = lpbnn.build(net, "tradi", **options)
-    assert isinstance(model, Tracked)
+    assert isinstance(model, TRADI)
     return model
 
 
@@ -28,7 +31,7 @@ def batches(shape: tuple[int, ...], *sizes: int, dtype: Any = None) -> list[Batc
     return [(torch.randn(n, *shape, dtype=dtype), torch.randint(3, (n,))) for n in sizes]
 
 
-def train(model: Tracked, data: list[Batch], lr: float = 0.1, given: bool = False) -> None:
+def train(model: TRADI, data: list[Batch], lr: float = 0.1, given: bool = False) -> None:
     sgd = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
     for x, y in data:
         sgd.zero_grad()
@@ -37,7 +40,7 @@ def train(model: Tracked, data: list[Batch], lr: float = 0.1, given: bool = Fals
         model.after_step(lr) if given else model.after_step()
 
 
-def fitted(net: nn.Module, shape: tuple[int, ...], **options: Any) -> tuple[Tracked, list[Batch]]:
+def fitted(net: nn.Module, shape: tuple[int, ...], **options: Any) -> tuple[TRADI, list[Batch]]:
     model, data = build(net, **options), batches(shape, 8, 8, 5)
     train(model, data)
     model.after_fit(data)
@@ -45,7 +48,7 @@ def fitted(net: nn.Module, shape: tuple[int, ...], **options: Any) -> tuple[Trac
 
 
 class Quadratic:
-    """Gradient descent on a w^2 / 2 from w_0 = 1: w_t = rho^t with rho = 1 - lr a, known in advance."""
+    """Gradient descent on a w^2 / 2 from w_0 = 1: w_t = rho^t with rho = 1 - lr a."""
 
     lr, a = 0.1, 0.5
     rho = 1 - lr * a
@@ -66,7 +69,7 @@ class Quadratic:
 
 
 def gains(noise: float, steps: int, measurement: float = 10.0) -> list[float]:
-    """The Kalman gain as textbooks have it, knowing nothing at first."""
+    """Return the gains of a textbook Kalman filter with an uninformative prior."""
     found, p = [], 1e30
     for _ in range(steps):
         predicted = p + noise
@@ -110,7 +113,7 @@ def test_without_the_rate_and_noise_the_mean_is_the_average_of_the_trajectory(st
     assert variance == pytest.approx(sum(deviations) / steps)
 
 
-def test_the_moments_of_a_stationary_weight_are_found() -> None:
+def test_the_moments_of_a_stationary_weight_are_tracked() -> None:
     model = build(nn.Linear(1000, 1, bias=False))
     (weight,) = model.net.parameters()
     for _ in range(2000):
@@ -121,7 +124,7 @@ def test_the_moments_of_a_stationary_weight_are_found() -> None:
     assert variance.mean().sqrt().item() == pytest.approx(0.05, rel=0.02)
 
 
-def test_draws_have_the_kernel_as_covariance() -> None:
+def test_the_covariance_of_draws_is_the_kernel() -> None:
     model = build(Mlp(), frequency=2.0)
     mean = torch.tensor([0.0, 0.1, 0.5, 1.5], dtype=torch.float64)
     variance = torch.tensor([1.0, 4.0, 0.25, 1.0], dtype=torch.float64)
@@ -133,7 +136,7 @@ def test_draws_have_the_kernel_as_covariance() -> None:
     torch.testing.assert_close(correlation, kernel, rtol=0, atol=0.1)
 
 
-def test_one_phase_per_feature_ties_weights_of_equal_mean() -> None:
+def test_weights_of_equal_mean_are_perfectly_correlated() -> None:
     mean, variance = torch.full((50,), 0.2), torch.rand(50)
     draw = build(Mlp())._draw(mean, variance)
     moved = (draw - mean) / variance.sqrt()
@@ -158,7 +161,7 @@ def test_a_drawn_member_is_an_ordinary_network(given: bool) -> None:
 
 
 def test_every_member_has_the_statistics_of_the_data_under_its_own_weights() -> None:
-    """Average over examples, whatever the batches; from a generator that can be read only once."""
+    """Averages over examples, for any batch sizes, from a generator that can be read only once."""
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 3))
     model, data = build(net, members=3).double(), batches((1, 8, 8), 7, 7, 2, dtype=torch.float64)
     train(model, data)
@@ -177,10 +180,10 @@ def test_every_member_has_the_statistics_of_the_data_under_its_own_weights() -> 
     assert (model.training, net[1].training, net[1].momentum) == (True, True, 0.1)
 
 
-def test_before_after_fit_and_in_training_it_is_the_network_itself() -> None:
+def test_before_after_fit_and_in_training_mode_the_network_itself_predicts() -> None:
     model, x = build(Mlp(), members=5), torch.randn(4, 5)
     assert model.members == 1
-    with pytest.warns(UserWarning, match="tradi has tracked no step"):
+    with pytest.warns(UserWarning, match="tradi has tracked no training step"):
         prediction = lpbnn.predict(model, x)
     torch.testing.assert_close(prediction.probs, model.net(x).softmax(1))
     train(model, batches((5,), 6, 6))
@@ -188,21 +191,26 @@ def test_before_after_fit_and_in_training_it_is_the_network_itself() -> None:
     assert model.members == 5
     assert model.eval()(x).shape == (5, 4, 3)
     torch.testing.assert_close(model.train()(x)[0], model.net(x))
-    train(model, batches((5,), 6))  # and training can go on
+    train(model, batches((5,), 6))  # training can go on
 
 
-def test_a_prediction_before_any_step_warns_once_and_none_in_the_midst_or_at_the_end(
-    recwarn: pytest.WarningsRecorder,
-) -> None:
-    model, x, data = build(Mlp()), torch.randn(4, 5), batches((5,), 6, 6)
-    with pytest.warns(UserWarning, match=r"model.after_step\(lr\).*model.after_fit") as caught:
+def test_a_prediction_without_tracked_steps_warns_once(recwarn: pytest.WarningsRecorder) -> None:
+    model, x = build(Mlp()), torch.randn(4, 5)
+    with pytest.warns(NotFittedWarning, match=r"model.after_step\(lr\).*model.after_fit") as caught:
         lpbnn.predict(model, x)
     assert caught[0].filename == __file__
     lpbnn.predict(model, x)
-    model = build(Mlp())
+    assert not recwarn.list
+
+
+def test_validation_between_epochs_and_predictions_after_after_fit_do_not_warn(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    model, x, data = build(Mlp()), torch.randn(4, 5), batches((5,), 6, 6)
     model.before_epoch(0, 2)
+    lpbnn.predict(model, x)  # before the first step
     train(model, data)
-    lpbnn.predict(model, x)  # the validation in the midst of a training
+    lpbnn.predict(model, x)
     model.before_epoch(1, 2)
     train(model, data)
     model.after_fit(data)
@@ -214,48 +222,130 @@ def test_a_prediction_before_any_step_warns_once_and_none_in_the_midst_or_at_the
 
 
 @pytest.mark.parametrize("epochs", [0, 2])
-def test_a_training_without_after_fit_is_told_once(
+def test_a_training_without_after_fit_warns_once(
     recwarn: pytest.WarningsRecorder, epochs: int
 ) -> None:
-    """Whether the loop said that the last epoch came, or nothing of epochs, or was run elsewhere."""
+    """After the last epoch, in a loop without before_epoch, and after loading a state dict."""
     model, x, data = build(Mlp()), torch.randn(4, 5), batches((5,), 6, 6)
     for epoch in range(epochs):
         model.before_epoch(epoch, epochs)
         train(model, data)
     if not epochs:
         train(model, data)
-    stopped = build(Mlp())
-    stopped.load_state_dict(model.state_dict())
-    for unfinished in (model, stopped):
-        with pytest.warns(UserWarning, match=r"drawn no networks.* Fix: .*after_fit") as caught:
+    loaded = build(Mlp())
+    loaded.load_state_dict(model.state_dict())
+    for unfinished in (model, loaded):
+        with pytest.warns(
+            NotFittedWarning, match=r"drawn no networks.* Fix: .*after_fit"
+        ) as caught:
             prediction = lpbnn.predict(unfinished, x)
         assert caught[0].filename == __file__
         assert prediction.epistemic.abs().max() < 1e-6  # as it says
         lpbnn.predict(unfinished, x)
         train(unfinished, data)
-        lpbnn.predict(unfinished, x)  # told already
+        lpbnn.predict(unfinished, x)
         unfinished.after_fit(data)
         lpbnn.predict(unfinished, x)
     assert not recwarn.list
 
 
-def test_who_was_told_of_no_step_is_told_of_no_draw_as_well() -> None:
+def test_a_missing_after_fit_warns_after_a_warning_about_missing_steps() -> None:
     model, x, data = build(Mlp()), torch.randn(4, 5), batches((5,), 6, 6)
-    with pytest.warns(UserWarning, match="tracked no step"):
+    with pytest.warns(NotFittedWarning, match="tracked no training step"):
         lpbnn.predict(model, x)
     train(model, data)
-    with pytest.warns(UserWarning, match="drawn no networks"):
+    with pytest.warns(NotFittedWarning, match="drawn no networks"):
         lpbnn.predict(model, x)
 
 
-def test_an_epoch_is_no_phase_of_its_own() -> None:
-    """Or a recorded step would be recorded anew in every epoch."""
-    model = build(Mlp())
-    found = set()
-    for epoch in range(3):
-        model.before_epoch(epoch, 3)
-        found.add(phase_of(model))
-    assert len(found) == 1
+def test_a_loop_may_ignore_the_warning_by_its_category(recwarn: pytest.WarningsRecorder) -> None:
+    model, data = build(Mlp()), batches((5,), 6)
+    model.before_epoch(0, 1)
+    train(model, data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotFittedWarning)
+        lpbnn.predict(model, data[0][0])  # the validation of the last epoch
+    assert not recwarn.list
+
+
+def statistics(kind: type[nn.Module], data: list[Batch], given: list[Any]) -> dict[str, Tensor]:
+    """Return the drawn tensors after ``after_fit(given)``, from a fixed seed."""
+    torch.manual_seed(1)
+    model = build(kind(), members=2)
+    train(model, data)
+    torch.manual_seed(2)
+    model.after_fit(given)
+    return model.drawn.by_name()
+
+
+class TwoInputs(nn.Module):
+    """A network with batch norm and a second input, required or optional."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        return self.head(self.norm(x + context))
+
+
+class OptionalInput(TwoInputs):
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        return self.head(self.norm(x if context is None else x + context))
+
+
+def test_after_fit_takes_batches_and_inputs() -> None:
+    data = batches((3, 8, 8), 8, 5)
+    with_targets = statistics(ResNet, data, data)
+    for given in (
+        [x for x, _ in data],
+        [(x,) for x, _ in data],
+        [[x, y] for x, y in data],
+        [((x,), y) for x, y in data],
+        [{"x": x} for x, _ in data],
+        [({"x": x}, y) for x, y in data],
+    ):
+        torch.testing.assert_close(statistics(ResNet, data, given), with_targets)
+
+
+def test_after_fit_takes_inputs_of_a_network_with_two_arguments() -> None:
+    data = [((torch.randn(6, 5), torch.randn(6, 5)), torch.randint(3, (6,))) for _ in range(2)]
+    with_targets = statistics(TwoInputs, data, data)
+    given = [x for x, _ in data]
+    torch.testing.assert_close(statistics(TwoInputs, data, given), with_targets)
+    named = [{"x": x, "context": context} for (x, context), _ in data]
+    torch.testing.assert_close(statistics(TwoInputs, data, named), with_targets)
+
+
+def test_after_fit_takes_pairs_as_inputs_and_targets_if_the_second_argument_is_optional() -> None:
+    data = batches((5,), 6, 6)
+    plain = statistics(OptionalInput, data, [x for x, _ in data])
+    torch.testing.assert_close(statistics(OptionalInput, data, data), plain)
+
+
+def test_after_fit_refuses_pairs_that_may_be_two_inputs() -> None:
+    data = batches((5,), 6, 6)
+    pairs = [(x, torch.randn(6, 5)) for x, _ in data]
+    with pytest.raises(ValueError, match=r"\(x, y\) or inputs \(a, b\). Fix: .*\(\(a, b\), y\)"):
+        statistics(OptionalInput, data, pairs)
+    named = [{"x": x, "context": context} for x, context in pairs]
+    statistics(OptionalInput, data, named)
+
+
+def test_after_fit_refuses_tuples_that_are_no_arguments() -> None:
+    data = batches((3, 8, 8), 8)
+    x, y = data[0]
+    with pytest.raises(ValueError, match=r"a tuple of 3, which are not the arguments of ResNet"):
+        statistics(ResNet, data, [(x, y, torch.ones(8))])
+
+
+def test_a_failed_after_fit_draws_nothing() -> None:
+    model, data = build(ResNet()), batches((3, 8, 8), 8)
+    train(model, data)
+    with pytest.raises(ValueError, match="not the arguments"):
+        model.after_fit([(1, 2, 3)])
+    assert not model.is_drawn
+    assert model.members == 1
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -279,8 +369,8 @@ def test_the_filters_work_in_half_precision(when: str) -> None:
     assert lpbnn.predict(model, x).members.shape == (4, 2, 3)
 
 
-def test_a_step_that_a_scaler_left_out_moves_no_filter() -> None:
-    """Where gradients overflow, as they do until the scale of fp16 is found, weights stay as they are."""
+def test_a_step_that_a_grad_scaler_skipped_moves_no_filter() -> None:
+    """If gradients overflow, as they do until the scale of fp16 is found, the weights do not change."""
     model = build(nn.Linear(4, 3))
     sgd = torch.optim.SGD(model.parameters(), 0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
@@ -297,7 +387,7 @@ def test_a_step_that_a_scaler_left_out_moves_no_filter() -> None:
         torch.testing.assert_close(list(moments.buffers()), list(expected), rtol=0, atol=0)
 
 
-def test_the_answer_does_not_depend_on_the_chunk() -> None:
+def test_predictions_do_not_depend_on_the_chunk() -> None:
     model, _ = fitted(Mlp(), (5,), members=3)
     whole = lpbnn.predict(model, x := torch.randn(4, 5)).members
     for chunk in (1, 2, 3, 8, 100):
@@ -313,7 +403,7 @@ def test_the_same_seed_draws_the_same_networks() -> None:
     torch.testing.assert_close(model.state_dict(), other.state_dict(), rtol=0, atol=0)
 
 
-def test_a_fresh_model_takes_either_kind_of_state(tmp_path: Path) -> None:
+def test_a_new_model_loads_a_state_with_or_without_drawn_networks(tmp_path: Path) -> None:
     x = torch.randn(4, 3, 8, 8)
     model, _ = fitted(ResNet(), (3, 8, 8), members=3)
     expected = lpbnn.predict(model, x).members
@@ -370,6 +460,39 @@ def test_a_regression_averages_means_and_variances() -> None:
     assert (prediction.epistemic > 0).all()
 
 
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.kind, self.size = nn.Linear(5, 6), nn.Linear(6, 3), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = torch.tanh(self.body(x))
+        return {"kind": self.kind(x), "size": self.size(x)}
+
+
+def test_several_heads_are_predicted_by_every_drawn_network() -> None:
+    heads = {"kind": likelihoods.Categorical(), "size": likelihoods.Gaussian()}
+    model = build(TwoHeads(), members=3, likelihood=heads)
+    x, y = torch.randn(6, 5), {"kind": torch.randint(3, (6,)), "size": torch.randn(6, 1)}
+    assert list(model.loss(x, y)) == ["loss", "nll", "nll/kind", "nll/size"]
+    train(model, [(x, y)] * 3)  # type: ignore[list-item]
+    model.after_fit([])
+    prediction = lpbnn.predict(model, x)
+    assert prediction["kind"].members.shape == (3, 6, 3)
+    assert prediction["size"].members.shape == (3, 6, 1)
+    assert (prediction["size"].epistemic > 0).all()
+
+
+def test_threads_predict_with_all_drawn_networks() -> None:
+    model, _ = fitted(Mlp(), (5,), members=3)
+    inputs = [torch.randn(64, 5) for _ in range(8)]
+    expected = [lpbnn.predict(model.eval(), x).members for x in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(10):
+            found = list(pool.map(lambda x: lpbnn.predict(model, x).members, inputs))
+            torch.testing.assert_close(found, expected)
+
+
 def test_the_drawn_networks_compile_into_one_graph() -> None:
     model, _ = fitted(ResNet(), (3, 8, 8), members=2)
     x = torch.randn(3, 3, 8, 8)
@@ -392,7 +515,7 @@ def test_options_are_checked(options: dict[str, Any], message: str) -> None:
         Config(**options)
 
 
-def test_errors_say_what_was_forgotten() -> None:
+def test_errors_name_what_is_missing() -> None:
     with pytest.raises(ValueError, match="the network has none. Fix: net.requires_grad_"):
         build(Mlp().requires_grad_(False))
     model = build(ResNet())

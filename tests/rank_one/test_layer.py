@@ -230,9 +230,7 @@ def test_a_copy_has_its_own_layers_and_an_undone_network_has_none() -> None:
 
 @pytest.mark.parametrize("parametrized", [False, True])
 @pytest.mark.parametrize("kind", LAYERS)
-def test_a_layer_that_may_expand_the_batch_does_so(
-    kind: str, parametrized: bool
-) -> None:
+def test_a_layer_that_may_expand_the_batch_does_so(kind: str, parametrized: bool) -> None:
     torch.manual_seed(0)
     fast, x = build(kind)
     if parametrized:

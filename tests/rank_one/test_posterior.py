@@ -36,7 +36,9 @@ def test_mean_and_covariance_against_100000_draws(model: lpbnn.UncertainModel) -
             torch.testing.assert_close(drawn, expected.correlation[j], atol=0.03, rtol=0)
 
 
-def test_covariance_is_low_rank_and_correlation_is_one_on_the_diagonal(model: lpbnn.UncertainModel) -> None:
+def test_covariance_is_low_rank_and_correlation_is_one_on_the_diagonal(
+    model: lpbnn.UncertainModel,
+) -> None:
     layer = lpbnn.posterior(model)["2"]
     assert layer.factor.shape == (3, 7, 4)
     assert torch.linalg.matrix_rank(layer.covariance).tolist() == [4, 4, 4]

@@ -16,7 +16,9 @@ SIZES = list(itertools.product(range(1, 10), range(1, 6)))
 METHODS = ("lpbnn", "batchensemble", "rank1")
 
 
-def build(kind: str, method: str = "lpbnn", members: int = 4, **options: object) -> lpbnn.UncertainModel:
+def build(
+    kind: str, method: str = "lpbnn", members: int = 4, **options: object
+) -> lpbnn.UncertainModel:
     net = settle(NETWORKS[kind]())
     if method != "batchensemble":
         options = {"num_data": 100, **options}
@@ -193,7 +195,9 @@ def test_variants_and_their_defaults(variant: str) -> None:
     paper = variant == "paper"
     assert model.config.weighting == ("equation" if paper else "balanced")
     assert model.config.init_std == (0.5 if paper else 0.1)
-    learned = {name.partition("factors.")[2] for name, p in model.named_parameters() if p.requires_grad}
+    learned = {
+        name.partition("factors.")[2] for name, p in model.named_parameters() if p.requires_grad
+    }
     assert ("r" in learned, "decoder.weight" in learned) == (paper, paper)
     assert {"s", "encoder.weight", "encoder.bias", "decoder.bias"} <= learned
 
@@ -240,7 +244,7 @@ def test_converted_layers_live_in_a_sequential() -> None:
 
 def test_r_hat_starts_at_r() -> None:
     model = build("ResNet", log_variance=-4.0)
-    means, sampled = model.posterior().mean(), model.sample()
+    means, sampled = model.posterior().mean(), model.sample().layers
     for layer, (mean, _), own in zip(model.layers, means, sampled, strict=True):
         torch.testing.assert_close(mean, layer.factors.r, atol=2e-3, rtol=0)
         noise = (own.r - layer.factors.r).std()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from report.conftest import SESSION, Make, arrays, info
+from tools.convert_records import convert
 
 from lpbnn.engine import OptimConfig, RunConfig
 from lpbnn.engine.build import resolved
@@ -21,7 +22,6 @@ from lpbnn.report.contents import severity
 from lpbnn.report.ledger import found_in, keep, kept, ledger_folders, read_ledger
 from lpbnn.report.results_md import results_markdown
 from lpbnn.report.runs import Run, chosen, grouped
-from tools.convert_records import convert
 
 ROOT = Path(__file__).parents[2]
 

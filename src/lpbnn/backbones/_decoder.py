@@ -83,8 +83,8 @@ class ASPP(nn.Module):
     torch.Size([2, 8, 5, 4])
     """
 
-    # Five layers read one map of 2,048 channels. The batch is expanded to members behind these layers, so that
-    # the map is not copied for each member (lpbnn.rank_one).
+    # Five layers read one map of 2,048 channels. They expand the batch to members themselves, so that the
+    # map is not copied for each member (lpbnn.members.partial).
     expand_late = True
 
     def __init__(self, inputs: int, outputs: int, rates: tuple[int, ...], style: Style) -> None:
@@ -112,8 +112,8 @@ class Refine(nn.Module):
     torch.Size([2, 5, 12, 9])
     """
 
-    # Members may run one after another here (lpbnn.rank_one): the map of one member is large enough to fill a
-    # GPU, and the maps of all members would be most of the memory.
+    # Members may run one after another here (lpbnn.members.partial): the map of one member is large enough
+    # to fill a GPU, and the maps of all members would be most of the memory.
     loop_members = True
 
     def __init__(
@@ -149,8 +149,8 @@ class Decoder(nn.Module):
     torch.Size([2, 5, 12, 9])
     """
 
-    # The batch is expanded to members in front of these two parts (lpbnn.rank_one). They are separate because
-    # ASPP has many weights and small maps: a single member would leave a GPU half empty there.
+    # The batch is expanded to members in front of these two parts (members.partial). They are separate
+    # because ASPP has many weights and small maps: a single member would leave a GPU half empty there.
     expand_at = ("aspp", "refine")
 
     def __init__(

@@ -3,9 +3,9 @@ r"""DeepLabv3+ (Chen et al., 2018) for pictures of any size: a residual encoder,
 Two parts, ``encoder`` and ``decoder``; the second holds everything that is trained from scratch (ASPP,
 the skip of 48 channels, two 3x3 convolutions, the last layer). So the paper's variants are options:
 
-- LP-BNN: ``lpbnn.build(net, "lpbnn", include="decoder.*", task="segmentation", ...)``. The batch becomes
-  members where the decoder begins: the encoder runs once per picture, ASPP for all members together, and
-  what works on large maps (``decoder.refine``) member by member where that is cheaper (``lpbnn.rank_one``);
+- LP-BNN: ``lpbnn.build(net, "lpbnn", include="decoder.*", task="segmentation", ...)``. The batch expands
+  to members where the decoder begins: the encoder runs once per picture, ASPP for all members together, and
+  the part with large maps (``decoder.refine``) member by member if that is cheaper (``lpbnn.members``);
 - LP-BNN+GN: the same with ``norm="group", standardise=True`` for the network, which puts group norm in
   the place of the decoder's batch norm and standardises the weights of its convolutions
   (Qiao et al., 2019), :math:`\hat W = (W - \bar W) / \sigma_W` over the inputs of every output channel.
@@ -16,8 +16,9 @@ layer, the depthwise half of a separable one, and the one behind ASPP's image po
 because it sees a single position: a batch of one picture, or a member's slice, has no variance.
 
 The encoder's names are torchvision's: ``pretrained`` is a file with published weights (see ``pretrained``
-in this folder), and ``net.loaded`` then says what matched. ``stride_in`` must be that of the weights: "3x3" (the
-default) for torchvision's, "1x1" for those of the original ResNet-50 (v1). Where ``output_stride`` leaves out strides, kernels are dilated (see ``resnet``).
+in this folder), and ``net.loaded`` then says what matched. ``stride_in`` must be that of the weights:
+"3x3", the default, for torchvision's, "1x1" for those of the original ResNet-50 (v1). Where
+``output_stride`` leaves out strides, kernels are dilated (see ``resnet``).
 """
 
 from functools import partial
@@ -75,8 +76,8 @@ class DeepLab(nn.Module):
     Args:
         num_outputs: classes.
         output_stride: 16, or 8 for a finer map under the decoder (more compute and memory).
-        stride_in: the convolution of a bottleneck that has the stride: "3x3", the default, for torchvision's
-            weights (v1.5), "1x1" for those of the original ResNet-50 (v1). It must fit ``pretrained``.
+        stride_in: the convolution of a bottleneck that has the stride: "3x3", the default, as in
+            torchvision and its weights (v1.5), "1x1" as in the original (v1). It must fit ``pretrained``.
         separable: depthwise separable convolutions in the decoder, for the 3x3 ones.
         norm: of the decoder, "batch" or "group".
         standardise: the weights of the decoder's convolutions.

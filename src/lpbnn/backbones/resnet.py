@@ -5,9 +5,9 @@ The default stem is the one for pictures around 32x32: one 3x3 convolution and n
 torchvision's, except that the last layer is ``head``, so published encoders load with
 ``strict=False`` and nothing but the head missing.
 
-``stride_in`` is the convolution of a bottleneck that has the stride: "3x3", the default, as in torchvision and
-its weights (v1.5), or "1x1", the first convolution, as in the paper and the original weights (v1). No tensor of
-a file shows which it was trained with, so it must be set to fit the weights.
+``stride_in`` is the convolution of a bottleneck that has the stride: "3x3", the default, as in torchvision
+and its weights (v1.5), or "1x1", the first convolution, as in the paper and the original weights (v1). No
+tensor of a file shows which it was trained with, so it must be set to fit the weights.
 
 Stages may be *dilated*: instead of a stride the kernels of the following layers are dilated, so the map
 stays as fine as it was, and every other position of it is what the stride would have left.

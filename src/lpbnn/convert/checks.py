@@ -177,8 +177,8 @@ def describe_unconverted(net: nn.Module, include: Filter = None, exclude: Filter
     return (
         f"{', '.join(listed)}{more} cannot be converted and {'keep' if paths[1:] else 'keeps'} "
         f"{share * 100:.0f} % of the weights of {type(net).__name__} as they are, the same for every "
-        f"member. If that is intended (tables of positions or queries, for example), say so: exclude={paths}. "
-        f"Layers that multiply examples are converted as {', '.join(k.__name__ for k in SUPPORTED[:3])}, ..."
+        f"member. If that is intended (tables of positions or queries), say so: exclude={paths}. "
+        f"Layers that multiply examples are converted: {', '.join(k.__name__ for k in SUPPORTED[:3])}, ..."
     )
 
 

@@ -245,7 +245,11 @@ def _measure(
 
 
 def measured(
-    model: UncertainModel, splits: Splits, config: RunConfig, fabric: "Fabric", train: dict[str, Any]
+    model: UncertainModel,
+    splits: Splits,
+    config: RunConfig,
+    fabric: "Fabric",
+    train: dict[str, Any],
 ) -> Evaluation:
     """All that ``results.json`` holds, what is known of the training included, and the arrays."""
     started = time.perf_counter()

@@ -106,6 +106,7 @@ class RunDir:
 
     def config(self) -> RunConfig:
         """The config the run was started with."""
+
         def read(stored: Any) -> RunConfig:
             config = from_data(RunConfig, stored)
             # The file of somebody's own method may not be at hand.

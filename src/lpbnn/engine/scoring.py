@@ -82,7 +82,9 @@ class Predictor:
         return tally
 
 
-def validate(model: UncertainModel, splits: Splits, config: RunConfig, fabric: "Fabric") -> dict[str, float]:
+def validate(
+    model: UncertainModel, splits: Splits, config: RunConfig, fabric: "Fabric"
+) -> dict[str, float]:
     """The metrics on the validation part, one draw per member, as ``val_...``."""
     info = DataInfo.of(splits)
     predictor = Predictor(

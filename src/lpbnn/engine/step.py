@@ -6,6 +6,7 @@ as they end. So the step is recorded once and then started as a whole: the host 
 batch and the learning rate, which live in tensors.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -13,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lpbnn.check import check
+from lpbnn.check import compiled_loss_agrees
 from lpbnn.engine.config import RunConfig
 from lpbnn.engine.optim import make_optimizer, recordable, set_rate
 from lpbnn.kernels.recompute import compiled
 from lpbnn.kernels.row_norm import RowNorm, use_row_norms
-from lpbnn.model import LossStep, Terms, UncertainModel
+from lpbnn.members.ensemble import MemberEnsemble
+from lpbnn.model import LossStep, Terms, UncertainModel, as_call
 from lpbnn.rank_one.ensemble import RankOneEnsemble
 
 if TYPE_CHECKING:
@@ -31,8 +33,8 @@ TRIES = 3  # a GPU that others use at the same time may refuse a recording once
 class TrainStep(LossStep):
     """The model's loss as a forward pass, compiled for batches of one size if ``compiled_for`` is given.
 
-    In a compiled step the batch norms behind the points where the batch is expanded become ``RowNorm``, whose
-    sums a compiler fuses with those of the member factors on a GPU; ``restore_batch_norms`` undoes that.
+    In a compiled step the batch norms behind the points where the batch is expanded become ``RowNorm``,
+    whose sums a compiler fuses with those of the member factors; ``restore_batch_norms`` undoes that.
 
     Fabric's ``mark_forward_method("loss")`` would do for DDP, but on a single device it bypasses autocast.
     """
@@ -50,17 +52,29 @@ class TrainStep(LossStep):
         if self.size is None or len(y) != self.size:
             return super().forward(x, y, weight)
         if self.compiled is None:
-            self.compiled = self._compiled(x)
+            self.compiled = self._compile(x, y)
         return self.compiled(x, y, weight)
 
-    def _compiled(self, x: Any) -> Callable[..., Terms]:
-        check(self.model, x)  # here, because a comparison cannot be part of a compiled graph
-        if isinstance(self.model, RankOneEnsemble):
-            for path in self.model.expand_at:
-                use_row_norms(self.model.net.get_submodule(path))
-        labels = self.model.task == "classification"  # one softmax for each example, not each pixel
-        by_rows = labels and any(isinstance(module, RowNorm) for module in self.model.modules())
-        return compiled(self.model.loss, self.memory_budget, by_rows)
+    def _compile(self, x: Any, y: Tensor) -> Callable[..., Terms]:
+        """Return the compiled loss, or the plain one if the two differ on this batch."""
+        model = self.model
+        if isinstance(model, MemberEnsemble):  # a comparison cannot be part of a compiled graph
+            model.ensure_checked(model.members, *as_call(x))
+        if isinstance(model, RankOneEnsemble):
+            for path in model.expand_at:
+                use_row_norms(model.net.get_submodule(path))
+        labels = model.task == "classification"  # one softmax for each example, not each pixel
+        by_rows = labels and any(isinstance(module, RowNorm) for module in model.modules())
+        step = compiled(model.loss, self.memory_budget, by_rows)
+        if model.check and not compiled_loss_agrees(model, step, x, y):
+            warnings.warn(
+                "the compiled loss does not equal the plain one on the first batch. lpbnn trains without a "
+                "compiler from now on, which is right and slower.",
+                UserWarning,
+                stacklevel=2,
+            )
+            return model.loss
+        return step
 
 
 class Step:
@@ -70,7 +84,9 @@ class Step:
         size: examples of a full batch in this process; only full ones are compiled and recorded.
     """
 
-    def __init__(self, model: UncertainModel, config: RunConfig, fabric: "Fabric", size: int) -> None:
+    def __init__(
+        self, model: UncertainModel, config: RunConfig, fabric: "Fabric", size: int
+    ) -> None:
         self.model, self.config, self.fabric, self.size = model, config, fabric, size
         recorded = records(config, fabric)
         optimizer = make_optimizer(model, config, fabric.device, capturable=recorded)

@@ -13,6 +13,7 @@ statistics of rank 0's share, on whether to go on, and on the validation. Rank 0
 
 import math
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -33,7 +34,7 @@ from lpbnn.engine.scoring import validate
 from lpbnn.engine.step import WARM_UP, Means, Step, fast_convolutions
 from lpbnn.engine.tally import NotFinite
 from lpbnn.kernels.row_norm import restore_batch_norms
-from lpbnn.model import UncertainModel
+from lpbnn.model import NotFittedWarning, UncertainModel
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -216,7 +217,9 @@ class _Loop:
             return {}
         self.model.to(self.fabric.device)
         try:
-            return validate(self.model, self.splits, self.config, self.fabric)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", NotFittedWarning)  # after_fit is still to come
+                return validate(self.model, self.splits, self.config, self.fabric)
         except NotFinite:
             return None
         finally:

@@ -1,4 +1,4 @@
-"""Two blank examples through the network before anything is written: do data and outputs fit?"""
+"""Two examples of noise through the network before anything is written: do data and outputs fit?"""
 
 import torch
 
@@ -11,7 +11,7 @@ from lpbnn.model import UncertainModel
 from lpbnn.predict import evaluating
 
 EXAMPLES = 2
-TRIED = 64  # pixels: the largest side of the blank pictures that a network is tried with
+TRIED = 64  # pixels: the largest side of the pictures that a network is tried with
 NEEDED = {
     "classification": "one output for every class",
     "segmentation": "classes for every pixel",
@@ -40,7 +40,9 @@ def try_out(model: UncertainModel, config: RunConfig, splits: Splits, info: Data
         shape = (shape[0], *(min(*both, TRIED) for both in sides))
     try:
         with evaluating(model), torch.random.fork_rng(devices=[]), torch.no_grad():
-            outputs = model(torch.zeros(EXAMPLES, *shape))
+            # Noise, not zeros: a model also compares its fast path with the reference at its first batch.
+            noise = torch.Generator().manual_seed(0)
+            outputs = model(torch.randn(EXAMPLES, *shape, generator=noise))
     except (RuntimeError, ValueError) as error:
         cut = f", cut to {window} in training" if window not in (None, splits.shape[1:]) else ""
         larger = ", or a larger augment.crop" if cut else ""

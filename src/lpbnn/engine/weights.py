@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from lpbnn.engine.files import RunError
 
-EXTRA = "_extra_state"  # torch's name for what a module keeps besides tensors; its length may differ
+EXTRA = (
+    "_extra_state"  # torch's name for what a module keeps besides tensors; its length may differ
+)
 _SHOWN = 3  # mismatches that an error lists
 
 

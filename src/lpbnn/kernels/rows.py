@@ -23,13 +23,17 @@ def scale_rows(
         >>> scale_rows(torch.ones(4, 2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))[:, 0].tolist()
         [1.0, 1.0, 3.0, 3.0]
     """
-    if torch.compiler.is_compiling():
+    compiling = torch.compiler.is_compiling()
+    if compiling:
         # A compiler fuses sums by row with their neighbours, sums by member less well.
         factor = per_row(factor, x.shape[0])
         shift = None if shift is None else per_row(shift, x.shape[0])
-        return _scale(x, factor, shift, -1 if channels_last else 1)
-    rows = gather(x, factor.shape[0])
-    return _join(_scale(rows, factor, shift, -1 if channels_last else 2))
+    rows = x if compiling else gather(x, factor.shape[0])
+    channels = -1 if channels_last else 1 if compiling else 2
+    scale = as_vectors(factor, rows, channels)
+    offset = None if shift is None else as_vectors(shift, rows, channels)
+    y = rows * scale if offset is None else torch.addcmul(offset, rows, scale)
+    return y if compiling else _join(y)
 
 
 def shift_rows(x: Tensor, vector: Tensor) -> Tensor:
@@ -48,13 +52,6 @@ def as_vectors(factor: Tensor, rows: Tensor, channels: int = 2) -> Tensor:
     shape = [1] * rows.dim()
     shape[0], shape[channels] = factor.shape
     return factor.to(rows.dtype).view(shape)
-
-
-def _scale(rows: Tensor, factor: Tensor, shift: Tensor | None, channels: int) -> Tensor:
-    scale = as_vectors(factor, rows, channels)
-    if shift is None:
-        return rows * scale
-    return torch.addcmul(as_vectors(shift, rows, channels), rows, scale)
 
 
 def _join(rows: Tensor) -> Tensor:

@@ -150,8 +150,8 @@ class MemberEnsemble(UncertainModel):
     ) -> Outputs:
         """Return the outputs of all rows, member-major, by the execution that was found to be right."""
         self.ensure_checked(sampled.count, args, kwargs)
-        if self.execution == "loop":
-            return self.loop_members(sampled, args, kwargs, mode)
+        if self.execution == "loop" or sampled.count == 1:
+            return self.loop_members(sampled, args, kwargs, mode, copy=sampled.count > 1)
         return self.run_rows(sampled, args, kwargs, mode)
 
     def run_rows(
@@ -199,15 +199,22 @@ class MemberEnsemble(UncertainModel):
         kwargs: dict[str, Any],
         mode: BatchMode = "repeat",
         first: int = 0,
+        copy: bool = True,
     ) -> Outputs:
-        """Run the members one after another, the reference; return the same rows as ``run_rows``."""
+        """Run the members one after another, the reference; return the same rows as ``run_rows``.
+
+        Args:
+            sampled: the members; ``first`` is the number of the first of them.
+            mode: how the batch is distributed over them.
+            copy: give each member inputs in memory of its own: the network may change them in place.
+        """
         batch, count = batch_size(args, kwargs), sampled.count
         masks = find_masks(self.mask_arguments, args, kwargs)
         outputs = []
         for j in range(count):
             examples = member_examples(j, batch, count, mode)
-            if examples is None:  # in memory of its own: the network may change its input in place
-                own = expand_tree((args, kwargs), batch, 1, masks=masks, copy=True)
+            if examples is None:
+                own = expand_tree((args, kwargs), batch, 1, masks=masks, copy=copy)
             else:
                 own = take_examples(self.mask_arguments, args, kwargs, batch, examples)
             state = MemberPass(sampled.take(j, 1), [(first + j) % self.members], batch)
@@ -217,10 +224,6 @@ class MemberEnsemble(UncertainModel):
             # The next call may write to the same memory, for example in a recorded CUDA graph.
             outputs.append(output if j == count - 1 else tree_map(torch.clone, output))
         return outputs[0] if count == 1 else tree_map(lambda *own: torch.cat(own), *outputs)
-
-    def training_mode(self, batch_mode: BatchMode) -> BatchMode:
-        """Return how a training batch is expanded: examples that depend on each other stay together."""
-        return "repeat" if self.independent_rows is False else batch_mode
 
     def _advice(self, error: Exception, batch: int) -> str:
         """Return what helps against an error of the network, or an empty string."""

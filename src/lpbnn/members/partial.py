@@ -28,8 +28,12 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from lpbnn.members.passes import Loop, MemberPass, PassSlot
 from lpbnn.members.rows import batched, expand_tree, find_masks, is_batched, mask_arguments
 
-# Numbers in a batch that keep a device busy without a second member beside them.
-FULL = {"cpu": 2**16, "cuda": 2**19}
+# Numbers in a batch of images that keep a device busy without a second member beside them. On a CPU
+# (measured): a small WRN predicts 24 images in 4.5 passes' time member by member, in 6.7 with all members.
+FULL = {"cpu": 2**13, "cuda": 2**19}
+VECTORS = (
+    16  # times as many numbers in a batch of vectors or sequences, which members multiply together
+)
 # The same behind a shared part, without a compiler: a part is many small calls for each member, and the
 # host must start them faster than the GPU finishes them (docs/cost.md). DeepLab's fine map of one frame
 # of 1280x720 has 15 M numbers: its members run together, and one by one from two frames on.
@@ -157,15 +161,21 @@ def _own_arguments(call: Any, state: MemberPass, start: int, count: int, masks: 
 def find_expansion_points(net: nn.Module, is_converted: IsConverted) -> list[list[str]]:
     """Return choices of expansion points, those that share most of the network first.
 
-    The last choice is the whole network, [""]. The first is the deepest: it descends into every module that
-    has unconverted layers. It can be wrong (a skip may go around a point), so ``lpbnn.check`` compares each
-    choice with the reference; without a check, use ``safe_expansion_points``.
+    The first choice is the deepest: it descends into every module that has unconverted layers. The next ones
+    use the modules around these points, and the last is the whole network, [""]. A choice can be wrong (a
+    skip may go around a point), so ``lpbnn.check`` compares each with the reference, in this order; without
+    a check, use ``safe_expansion_points``.
     """
-    safe = safe_expansion_points(net, is_converted)
-    if safe == [""] or _named_points("", net, is_converted):
-        return [safe] if safe == [""] else [safe, [""]]
+    if not has_unconverted(net, is_converted):
+        return [[""]]
     deepest = _descend("", net, is_converted)
-    choices = [deepest, safe, [""]]
+    depth = max(point.count(".") for point in deepest)
+    choices = [deepest]
+    for level in range(depth, 0, -1):
+        outer = list(dict.fromkeys(".".join(point.split(".")[:level]) for point in deepest))
+        if all(_is_called(net.get_submodule(point)) for point in outer):
+            choices.append(outer)
+    choices += [safe_expansion_points(net, is_converted), [""]]
     return [choice for i, choice in enumerate(choices) if choice not in choices[:i]]
 
 
@@ -189,11 +199,11 @@ def safe_expansion_points(net: nn.Module, is_converted: IsConverted) -> list[str
 
 def _descend(path: str, module: nn.Module, is_converted: IsConverted) -> list[str]:
     """Return the largest modules without an unconverted layer, in the order of registration."""
+    if named := _named_points(path, module, is_converted):  # first: a module knows its parts best
+        return named
     whole = _is_called(module) and not has_unconverted(module, is_converted)
     if path and (is_converted(module) or whole):
         return [path]
-    if named := _named_points(path, module, is_converted):
-        return named
     holders = _holders(path, module, is_converted)
     return [point for name, child in holders for point in _descend(name, child, is_converted)]
 
@@ -310,7 +320,9 @@ def _members_at_a_time(examples: Sequence[Tensor], state: MemberPass) -> int:
 def fills_device(examples: Sequence[Tensor], full: Mapping[str, int]) -> bool:
     """Return True if the inputs of a call keep the device busy without a second member beside them."""
     kind = "cpu" if all(tensor.device.type == "cpu" for tensor in examples) else "cuda"
-    return sum(tensor.numel() for tensor in examples) >= full[kind]
+    images = any(tensor.dim() > 3 for tensor in examples)
+    limit = full[kind] if images or kind == "cuda" else VECTORS * full[kind]
+    return sum(tensor.numel() for tensor in examples) >= limit
 
 
 def _require_rows(module: nn.Module, output: Any, rows: int) -> None:

@@ -10,7 +10,8 @@ Activation checkpointing runs parts of the network again in the backward pass, w
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -67,15 +68,9 @@ class MemberPass:
     expanded: bool = False  # True once an expansion point has expanded the batch
     loop: Loop | None = None  # the loop whose members these are
 
-    @property
-    def count(self) -> int:
-        """The number of members in the pass."""
-        return len(self.members)
-
-    @property
-    def rows(self) -> int:
-        """The rows of the expanded batch."""
-        return rows_needed(self.batch, len(self.members), self.mode)
+    def __post_init__(self) -> None:
+        self.count = len(self.members)
+        self.rows = rows_needed(self.batch, self.count, self.mode)  # of the expanded batch
 
     def take(self, start: int, count: int) -> "MemberPass":
         """Return the pass of ``count`` of the members, from ``start`` on."""
@@ -113,9 +108,15 @@ class PassSlot:
     def __reduce__(self) -> Any:
         return PassSlot, ()  # a copy is empty; layers that shared a slot share its copy
 
-    def use(self, state: Any) -> "_InUse":
-        """Return a context in which ``get`` returns ``state``."""
-        return _InUse(self, state)
+    @contextmanager
+    def use(self, state: Any) -> Iterator[None]:
+        """Let ``get`` return ``state`` within the block."""
+        before = self._thread.current
+        self._thread.current = state
+        try:
+            yield
+        finally:
+            self._thread.current = before
 
     def set(self, state: Any) -> None:
         """Replace the state of the pass under way."""
@@ -130,18 +131,6 @@ class PassSlot:
                 return replay.state
             self._replay = None
         return state
-
-
-class _InUse:
-    def __init__(self, slot: PassSlot, state: Any) -> None:
-        self.slot, self.state = slot, state
-
-    def __enter__(self) -> None:
-        self.before = self.slot._thread.current
-        self.slot.set(self.state)
-
-    def __exit__(self, *error: object) -> None:
-        self.slot.set(self.before)
 
 
 def replay_in_backward(slot: PassSlot, state: Any, outputs: Any) -> None:

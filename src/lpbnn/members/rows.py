@@ -65,7 +65,7 @@ def member_examples(member: int, batch: int, members: int, mode: BatchMode) -> l
         >>> member_examples(1, batch=3, members=2, mode="split")
         [2, 0]
     """
-    if mode == "repeat":
+    if mode == "repeat" or members == 1:
         return None
     size = rows_needed(batch, members, mode) // members
     return [i % batch for i in range(member * size, (member + 1) * size)]

@@ -1,4 +1,4 @@
-"""The linear layer that a network ends with: found, taken out, and given back by ``undo``."""
+"""The last linear layer of a network: find it, remove it, and put it back on ``lpbnn.undo``."""
 
 from collections.abc import Callable
 from typing import Self
@@ -9,16 +9,16 @@ from lpbnn.convert.convert import replace_modules
 from lpbnn.convert.wrapper import Wrapper
 
 
-class TakenOut(Wrapper, nn.Identity):
-    """Stands where a head was and lets the features through; ``restore`` gives the head back.
+class RemovedHead(Wrapper, nn.Identity):
+    """An identity in place of a head; ``restore`` returns the head.
 
-    Until then the head is no part of the network: neither its parameters nor its state dict have it. It
-    only goes where the network goes, to a device or a precision.
+    The removed head is no submodule, so the network's parameters and state dict do not contain it. It
+    follows the network to other devices and dtypes.
 
     Example:
         >>> head = nn.Linear(3, 2)
-        >>> place = TakenOut(head)
-        >>> len(list(place.parameters())), place.restore() is head
+        >>> removed = RemovedHead(head)
+        >>> len(list(removed.parameters())), removed.restore() is head
         (0, True)
     """
 
@@ -37,25 +37,31 @@ class TakenOut(Wrapper, nn.Identity):
         return super().restore()
 
 
-def take_out(net: nn.Module, path: str) -> None:
-    """Put ``TakenOut`` in the place of the layer at ``path``."""
+def remove_head(net: nn.Module, path: str) -> None:
+    """Replace the layer at ``path`` by an identity that remembers it."""
     head = net.get_submodule(path)
-    replace_modules(net, {id(head): TakenOut(head, path)})
+    replace_modules(net, {id(head): RemovedHead(head, path)})
 
 
-def find_head(net: nn.Module, path: str | None) -> tuple[str, nn.Linear]:
-    """The linear layer that the network ends with, under its path."""
+def find_head(net: nn.Module, path: str | None, method: str) -> tuple[str, nn.Linear]:
+    """Return the path of the network's last linear layer, and the layer.
+
+    Args:
+        net: the network.
+        path: the path that the user gave; None takes the layer called "head", else the last registered.
+        method: the name of the method, for error messages.
+    """
     linear = {p: m for p, m in net.named_modules() if isinstance(m, nn.Linear) and p}
-    found = ", ".join(linear) or "none"
     if path is not None:
         if path not in linear:
             raise ValueError(
-                f"head={path!r} is no nn.Linear of the network. Linear layers found: {found}."
+                f"head={path!r} is no nn.Linear of the network. Linear layers found: "
+                f"{', '.join(linear) or 'none'}."
             )
         return path, linear[path]
     if not linear:
         raise ValueError(
-            f"duq takes out the nn.Linear that the network ends with, and {type(net).__name__} has "
+            f"{method} replaces the nn.Linear that the network ends with, and {type(net).__name__} has "
             "none. Fix: end the network with nn.Flatten() and nn.Linear(features, classes)."
         )
     path = "head" if "head" in linear else next(reversed(linear))

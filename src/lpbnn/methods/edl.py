@@ -3,27 +3,36 @@ r"""EDL: the network's outputs are evidence for a Dirichlet over the class proba
 .. math::
     \alpha = e(f(x)) + 1, \quad S = \sum_k \alpha_k, \quad p_k = \alpha_k / S, \quad u = K / S
 
-    L = \overline{\sum_k (y_k - p_k)^2 + \frac{p_k (1 - p_k)}{S + 1}}
-        + \lambda_t \, \overline{KL(Dir(\tilde\alpha) \| Dir(1))}, \quad
+    L = \overline{R(\alpha, y)} + \lambda_t \, \overline{KL(Dir(\tilde\alpha) \,\|\, Dir(1))}, \quad
     \tilde\alpha = y + (1 - y) \odot \alpha
 
-The first term is the expected squared error under the Dirichlet; the second takes back the evidence
-for wrong classes, and its weight :math:`\lambda_t = \lambda \min(1, \text{epoch} / 10)` starts at zero.
-K / S, the vacuity, is 1 where the network has no evidence at all.
+``risk`` chooses R, one of the three risks of the paper:
 
-``full_kl`` is :math:`\lambda`: 1 in the paper, by default :math:`1 / K^2`. A first bit of evidence e for a
-class that is right with probability q gains about 2 q e / K of the error and costs
-:math:`\lambda (1 - q) (\pi^2 / 12) e^2` of KL: evidence settles near :math:`q / ((1 - q) \lambda K)`, while
-a probability other than 1 / K needs evidence of the order of K. With K = 10 and the paper's weight a
-network that is right 9 times of 10 does best to say 37 %, and one that is right half the time 11 %. So
-little evidence leaves hardly a gradient, and on CIFAR-10 training may stop there (docs/lab-notes.md).
-With :math:`1 / K^2` the two say 89 % and 51 %, and much the same for any K.
+- "squared", the expected squared error
+  :math:`E_{p \sim Dir(\alpha)} \|y - p\|^2 = \sum_k (y_k - p_k)^2 + p_k (1 - p_k) / (S + 1)`;
+- "digamma", the expected cross-entropy
+  :math:`E[-\sum_k y_k \log p_k] = \sum_k y_k (\psi(S) - \psi(\alpha_k))`;
+- "log_marginal", type-II maximum likelihood
+  :math:`-\log E[\prod_k p_k^{y_k}] = \sum_k y_k (\log S - \log \alpha_k)`.
 
-``evidence`` is exp by default, as the authors' code recommends; relu, of the paper's first example, leaves
-an example without a gradient where all its outputs are negative.
+The paper prefers the first. Its gradient falls with 1 / K, so with 100 classes the other two learn much
+faster. The KL removes evidence for wrong classes; its weight grows with the epoch t,
+:math:`\lambda_t = \lambda \min(1, t / 10)`. The vacuity u is 1 if there is no evidence at all.
 
-Sensoy, Kaplan, Kandemir: Evidential deep learning to quantify classification uncertainty, NeurIPS
-2018.
+:math:`\lambda` is ``full_kl``, 1 in the paper and :math:`1 / K^2` by default. A little evidence e for a
+class that is right with probability q lowers the squared error by about 2 q e / K and costs
+:math:`\lambda (1 - q) (\pi^2 / 12) e^2` of KL. So evidence settles near
+:math:`q / ((1 - q) \lambda K)`, but any probability other than 1 / K needs evidence of the order of K. With
+K = 10 and the paper's weight the best confidence of a network that is right in 90 % of the cases is 37 %,
+and with 50 % it is 11 %; there the gradient vanishes, and on CIFAR-10 training may stop
+(docs/lab-notes.md). With :math:`1 / K^2` they are 89 % and 51 %, and similar for every K and every risk.
+
+``evidence`` is exp, as the authors' code recommends. relu, the first example of the paper, has no gradient
+where all outputs are negative.
+
+The model's outputs are :math:`\log \alpha`, whose softmax is p.
+
+Sensoy, Kaplan, Kandemir: Evidential deep learning to quantify classification uncertainty, NeurIPS 2018.
 """
 
 import dataclasses
@@ -35,15 +44,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lpbnn.likelihoods import check_batch, check_outputs, check_targets
-from lpbnn.model import Model, Terms, as_call, batch_size, total
-from lpbnn.rank_one.factors import at_least_float32, device_of
+from lpbnn.likelihoods import Categorical, at_least_float32, member_axis
+from lpbnn.methods._labels import label_mean, labels_and_weights, require_categorical
+from lpbnn.model import Terms, UncertainModel, as_call, total
+from lpbnn.rank_one.factors import device_of
 
 Evidence = Literal["exp", "softplus", "relu"]
+Risk = Literal["squared", "digamma", "log_marginal"]
 Score = Literal["vacuity", "confidence"]
 
 EVIDENCE: dict[str, Callable[[Tensor], Tensor]] = {
-    "exp": lambda outputs: outputs.clamp(-10, 10).exp(),  # as published: e^10 is evidence enough
+    "exp": lambda outputs: outputs.clamp(-10, 10).exp(),  # bounded as in the authors' code
     "softplus": F.softplus,
     "relu": F.relu,
 }
@@ -51,28 +62,27 @@ EVIDENCE: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Options of edl: evidence, the weight of the KL, and the score; the file's head says why."""
+    """Options of edl."""
 
-    num_data: int | None = (
-        None  # not needed: the KL is a mean; taken so that methods can be swapped
-    )
-    members: int = 1
-    evidence: Evidence = "exp"
-    anneal: float = 10  # epochs over which the KL grows to its full weight; 0: at once
-    # that weight; None: 1 / K^2. The paper's is 1
-    full_kl: float | None = dataclasses.field(default=None, metadata={"then": 1.0})
-    score: Score = "vacuity"  # K / S; "confidence": 1 - max p, as for the other methods
+    num_data: int | None = None  # not needed; accepted so that methods can be swapped
+    members: int = 1  # edl is one network
+    evidence: Evidence = "exp"  # e, from outputs to evidence
+    risk: Risk = "squared"  # R, the data term of the loss
+    anneal: float = 10  # epochs over which the KL grows to its full weight; 0: none
+    full_kl: float | None = None  # lambda, that full weight; None: 1 / K^2. The paper has 1
+    score: Score = "vacuity"  # OOD score: K / S, or "confidence": 1 - max p
 
     def __post_init__(self) -> None:
         if self.members != 1:
             raise ValueError(
                 f"members={self.members!r}: edl is one network; use 'ensemble' for more."
             )
-        for name, choices in (("evidence", EVIDENCE), ("score", get_args(Score))):
-            if getattr(self, name) not in choices:
+        choices = {"evidence": Evidence, "risk": Risk, "score": Score}
+        for name, kind in choices.items():
+            if getattr(self, name) not in get_args(kind):
                 raise ValueError(
                     f"{name}={getattr(self, name)!r} is not known; choose one of "
-                    f"{', '.join(choices)}."
+                    f"{', '.join(get_args(kind))}."
                 )
         if self.anneal < 0:
             raise ValueError(f"anneal={self.anneal!r}: expected a number of epochs of at least 0.")
@@ -80,100 +90,103 @@ class Config:
             raise ValueError(f"full_kl={self.full_kl!r}: expected a number of at least 0, or None.")
 
 
-class Evidential(Model):
-    """One network whose outputs are evidence, class by class (pixel by pixel in segmentation).
+class EDL(UncertainModel):
+    """One network whose outputs are evidence for classes, of whole inputs, pixels or tokens.
+
+    Args:
+        net: returns one output per class, (B, K, ...).
+        config: the options.
+        model_options: ``likelihood`` (``Categorical`` or ``Segmentation``) and ``readout``.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-        >>> model = Evidential(net, Config())
+        >>> model = EDL(net, Config())
         >>> terms = model.loss(torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1]))
         >>> list(terms)
         ['loss', 'risk', 'kl']
-        >>> tuple(model.strangeness(model(torch.randn(5, 4))).shape)  # K / S
+        >>> tuple(model.ood_score(model(torch.randn(5, 4))).shape)  # K / S
         (1, 5)
     """
 
     stochastic = False
-    kl_weight: Tensor  # grows to 1: the share of the full weight
+    likelihood: Categorical
+    kl_weight: Tensor  # lambda_t / lambda
 
-    def __init__(self, net: nn.Module, config: Config, **options: Any) -> None:
-        super().__init__(net, **options)
-        if self.task == "regression":
-            raise ValueError(
-                "edl has no task='regression': a Dirichlet is a distribution over classes. It has "
-                "'classification' and 'segmentation'. Fix: choose another method, such as 'lpbnn'."
-            )
-        self.evidence = config.evidence
-        self.anneal, self.full_kl = config.anneal, config.full_kl
-        self.score_by = config.score
-        # In a loop that never calls before_epoch: the full KL.
+    def __init__(self, net: nn.Module, config: Config, **model_options: Any) -> None:
+        super().__init__(net, **model_options)
+        self.config = config
+        # Loops that never call before_epoch train with the full KL.
         self.register_buffer("kl_weight", torch.ones((), device=device_of(net)), persistent=False)
 
     def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
-        batch_size(args, kwargs)
-        return self.readout(self.net(*args, **kwargs)).unsqueeze(0)
+        """Return log alpha, (1, B, K, ...)."""
+        return self.alpha(self.run_network(*args, **kwargs)).log().unsqueeze(0)
 
     def alpha(self, outputs: Tensor) -> Tensor:
-        """The Dirichlet's parameters, of the shape of the outputs."""
-        return EVIDENCE[self.evidence](at_least_float32(outputs)) + 1
+        """Return the Dirichlet's parameters for outputs of the network, of the same shape."""
+        return EVIDENCE[self.config.evidence](at_least_float32(outputs)) + 1
 
-    def likelihood(self, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        check_outputs(
-            outputs.shape[1:], self.task
-        )  # one class has probability 1, whatever the evidence
-        alpha = self.alpha(outputs)
-        return alpha / alpha.sum(2, keepdim=True), None
-
-    def loss(self, x: Any, y: Tensor) -> Terms:
-        check_batch(x, y, self.task)
+    def loss(self, x: Any, y: Any, weight: Tensor | None = None) -> Terms:
+        """Return the terms ``risk`` and ``kl``; see ``UncertainModel.loss``."""
+        self.likelihood.check_batch(x, y)
         args, kwargs = as_call(x)
-        alpha = self.alpha(self(*args, **kwargs).squeeze(0))
-        check_targets(alpha, y, self.task)
-        counted = y != self.ignore_index
-        labels = y.where(counted, 0).unsqueeze(1)
-        weights = counted.to(alpha.dtype)
-        if self.class_weights is not None:
-            class_weights: Tensor = self.class_weights  # type: ignore[assignment]
-            weights = weights * class_weights.to(alpha.dtype)[labels.squeeze(1)]
-        # Where every pixel is void there is nothing to learn: a loss of 0, not 0 / 0.
+        alpha = self.alpha(self.run_network(*args, **kwargs))
+        labels, weights = labels_and_weights(self.likelihood, alpha, y, weight)
+        alpha = alpha.movedim(self.likelihood.dim, 1)
+        # If nothing counts, every weight is 0 and so is the loss.
         weights = weights / weights.sum().clamp_min(torch.finfo(weights.dtype).tiny)
-        risk = (bayes_risk(alpha, labels) * weights).sum()
-        wrong = kl_to_uniform(alpha.scatter(1, labels, 1.0))
-        full = alpha.shape[1] ** -2 if self.full_kl is None else self.full_kl
-        return total(risk=risk, kl=self.kl_weight.clone() * full * (wrong * weights).sum())
+        risk = (bayes_risk(alpha, labels, self.config.risk) * weights).sum()
+        kl = (kl_to_uniform(without_evidence(alpha, labels)) * weights).sum()
+        full = alpha.shape[1] ** -2 if self.config.full_kl is None else self.config.full_kl
+        return total(risk=risk, kl=self.kl_weight.clone() * full * kl)
 
     def before_epoch(self, epoch: int, epochs: int) -> None:
-        self.kl_weight.fill_(min(1.0, epoch / self.anneal) if self.anneal else 1.0)
+        """Set the KL's weight for the epoch."""
+        anneal = self.config.anneal
+        self.kl_weight.fill_(min(1.0, epoch / anneal) if anneal else 1.0)
 
-    def phase(self) -> object:
-        return None
+    def ood_score(self, outputs: Tensor) -> Tensor | None:
+        """Return the vacuity K / S of member outputs log alpha, (S, B, ...); None for "confidence"."""
+        if self.config.score == "confidence":
+            return None
+        return outputs.exp().mean(member_axis(self.likelihood.dim)).reciprocal()
 
-    def strangeness(self, outputs: Tensor) -> Tensor | None:
-        """K / S of member outputs, (S, B, ...); None where confidence is to be the score."""
-        return None if self.score_by == "confidence" else self.alpha(outputs).mean(2).reciprocal()
 
-
-def bayes_risk(alpha: Tensor, labels: Tensor) -> Tensor:
-    r"""Expected squared error :math:`E_{p \sim Dir(\alpha)} \|y - p\|^2`, (n, ...).
+def bayes_risk(alpha: Tensor, labels: Tensor, risk: Risk = "squared") -> Tensor:
+    """Return the risk of ``p ~ Dir(alpha)``, (n, ...); see the head of this file.
 
     Args:
         alpha: (n, K, ...).
-        labels: (n, 1, ...), the index at which y is one.
+        labels: integers (n, 1, ...), or probabilities (n, K, ...).
+        risk: "squared", "digamma" or "log_marginal".
 
     Example:
         >>> bayes_risk(torch.ones(1, 2), torch.tensor([[0]]))  # 2 E (1 - p)^2, p uniform
         tensor([0.6667])
+        >>> bayes_risk(torch.ones(1, 2), torch.tensor([[0]]), "log_marginal")  # log 2
+        tensor([0.6931])
     """
     strength = alpha.sum(1, keepdim=True)
+    if risk != "squared":
+        f = torch.digamma if risk == "digamma" else torch.log
+        if labels.is_floating_point():
+            return (labels * (f(strength) - f(alpha))).sum(1)
+        return f(strength).squeeze(1) - f(alpha.gather(1, labels).squeeze(1))
     p = alpha / strength
-    squares = p.square().sum(1)  # sum (y - p)^2 = 1 - 2 p_y + sum p^2, without a one-hot tensor
-    return (
-        1 - 2 * p.gather(1, labels).squeeze(1) + squares + (1 - squares) / (strength.squeeze(1) + 1)
-    )
+    squares = p.square().sum(1)  # sum (y - p)^2 = sum y^2 - 2 sum y p + sum p^2
+    own = labels.square().sum(1) if labels.is_floating_point() else 1
+    return own - 2 * label_mean(p, labels) + squares + (1 - squares) / (strength.squeeze(1) + 1)
+
+
+def without_evidence(alpha: Tensor, labels: Tensor) -> Tensor:
+    """Return alpha (n, K, ...) without the evidence for the labels: y + (1 - y) * alpha."""
+    if labels.is_floating_point():
+        return labels + (1 - labels) * alpha
+    return alpha.scatter(1, labels, 1.0)
 
 
 def kl_to_uniform(alpha: Tensor) -> Tensor:
-    """KL(Dir(alpha) || Dir(1)) over the classes of alpha (n, K, ...), giving (n, ...).
+    """Return KL(Dir(alpha) || Dir(1)) over the classes of alpha (n, K, ...), (n, ...).
 
     Example:
         >>> kl_to_uniform(torch.ones(2, 3))
@@ -188,5 +201,18 @@ def kl_to_uniform(alpha: Tensor) -> Tensor:
     )
 
 
-def build(net: nn.Module, config: Config, **model_options: Any) -> Model:
-    return Evidential(net, config, **model_options)
+def build(net: nn.Module, config: Config, **model_options: Any) -> EDL:
+    """Wrap a network whose outputs become evidence.
+
+    Args:
+        net: returns one output per class.
+        config: the options.
+        model_options: ``likelihood`` (``Categorical`` or ``Segmentation``) and ``readout``.
+    """
+    require_categorical(
+        model_options.get("likelihood"),
+        "edl",
+        ("classification", "segmentation"),
+        "a Dirichlet is a distribution over the probabilities of classes.",
+    )
+    return EDL(net, config, **model_options)

@@ -248,7 +248,7 @@ class MCDropout(MemberEnsemble):
             return super().loss(x, y, weight)
         self.likelihood.check_batch(x, y)
         args, kwargs = as_call(x)
-        outputs = self.run_rows(DropoutMasks(1), args, kwargs)
+        outputs = self.run(DropoutMasks(1), args, kwargs)
         return total(**self.likelihood.nll_terms(outputs, y, weight))
 
 

@@ -1,30 +1,33 @@
 r"""Mean-field BNN: a Gaussian over every weight and bias, trained by Bayes by backprop.
 
 .. math::
-    W = \mu + \sigma \odot \epsilon, \; \sigma = \log(1 + e^\rho), \quad
-    L = \overline{NLL} + \tfrac{\beta}{N} \sum_{layers} KL(N(\mu, \sigma^2) \| N(0, \sigma_0^2))
+    W = \mu + \sigma \odot \epsilon, \quad \epsilon \sim N(0, 1), \quad \sigma = \log(1 + e^\rho)
 
-The KL is summed over the entries; beta grows from 0 to 1 over ``anneal`` of training. The given weights
-are the posterior mean, bit for bit; ``lpbnn.undo`` gives the mean network back.
+    L = \overline{NLL} + \frac{\beta}{N} \sum_{layers} KL(N(\mu, \sigma^2) \,\|\, N(0, \sigma_0^2))
 
-``flipout`` (training only) gives every example its own perturbation for the price of a second pass
-through each layer, and so a gradient of less variance: with signs s, t in {-1, 1} per channel,
+The KL is summed over the entries of all converted layers and divided by N, the number of training examples
+(``num_data``); :math:`\beta` grows from 0 to 1 over the first ``anneal`` of the epochs. The given weights
+become the posterior mean unchanged, and ``lpbnn.undo`` returns the mean network. The prior replaces weight
+decay for the converted layers.
+
+``flipout`` (training only) gives every example its own perturbation, which lowers the variance of the
+gradient and costs a second pass through every layer. With random signs s, t in {-1, 1} per example and
+channel,
 
 .. math:: y = \mu x + t \odot ((\sigma \odot \epsilon)(s \odot x))
 
-The prior's standard deviation is 1, the default of TensorFlow Probability and Bayesian-Torch;
-``prior_std=None`` is the scale of He's initialiser, sqrt(2 / fan-in), that large networks use. The prior
-is the weight decay of these weights: they get no other.
+``prior_std`` is 1 by default, as in TensorFlow Probability and Bayesian-Torch; None uses the scale of He's
+initialiser, sqrt(2 / fan-in), layer by layer.
 
 Blundell et al.: Weight uncertainty in neural networks, ICML 2015. Wen et al.: Flipout: efficient
 pseudo-independent weight perturbations on mini-batches, ICLR 2018.
 """
 
+import copy
 import dataclasses
 import math
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -33,27 +36,38 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from lpbnn.convert.checks import describe_unconverted
 from lpbnn.convert.convert import Conversion, Filter, convert
-from lpbnn.convert.unconverted import unconverted
-from lpbnn.convert.wrapper import Drawing, remember
-from lpbnn.likelihoods import at_least_float32, check_batch
+from lpbnn.convert.wrapper import Wrapper
+from lpbnn.likelihoods import at_least_float32
+from lpbnn.members.passes import PassSlot, replay_in_backward
 from lpbnn.methods._rank_one import annealed, check_num_data
-from lpbnn.model import Model, Pass, Terms, as_call, at_least_one, batch_size, total, two_groups
+from lpbnn.model import (
+    Outputs,
+    Pass,
+    Terms,
+    UncertainModel,
+    as_call,
+    at_least_one,
+    stack_members,
+    total,
+    two_groups,
+)
 from lpbnn.rank_one.factors import device_of, full_precision, kl_to_standard_normal
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Options of meanfield: the posterior, its prior, the KL's annealing, and which layers have them."""
+    """Options of meanfield."""
 
-    members: int = 4  # draws of the weights in one call of the model; training draws once
-    num_data: int | None = None  # N, required
+    members: int = 4  # draws of the weights in one call of the model; a training step draws once
+    num_data: int | None = None  # N, the number of training examples; required
     std: float = 1e-3  # initial standard deviation of the posterior
-    prior_std: float | None = 1.0  # None: sqrt(2 / fan-in), layer by layer
+    prior_std: float | None = 1.0  # standard deviation of the prior; None: sqrt(2 / fan-in)
     anneal: float = 2 / 3  # share of the epochs over which the KL grows to its full weight
-    flipout: bool = False
-    include: Filter = None  # path globs or layer types to convert; None: all
-    exclude: Filter = None
+    flipout: bool = False  # True: a perturbation of its own for every training example
+    include: Filter = None  # path globs or layer types to convert; None: all supported layers
+    exclude: Filter = None  # path globs or layer types to leave as they are
 
     def __post_init__(self) -> None:
         at_least_one("members", self.members)
@@ -65,15 +79,23 @@ class Config:
 
 
 class Noise(NamedTuple):
-    """sigma * epsilon for the weight and the bias of a layer."""
+    """One draw of sigma * epsilon for a layer."""
 
-    weight: Tensor
-    bias: Tensor | None
-    flip: bool = False  # with signs of its own for every example: flipout
+    weight: Tensor  # of the weight's shape
+    bias: Tensor | None  # of the bias's shape; None without a bias
+    flip: bool = False  # True: flipout
 
 
-class GaussianLayer(Drawing[Noise]):
-    """A layer whose weight and bias are the mean of a Gaussian, drawn anew in every call.
+class GaussianLayer(Wrapper):
+    """A layer whose weight and bias are the mean of a Gaussian.
+
+    During a pass of the model the layer reads its noise from ``slot``; called alone, it draws anew.
+
+    Args:
+        layer: an ``nn.Linear`` or convolution.
+        path: its path in the network.
+        std: initial standard deviation of the posterior.
+        prior_std: standard deviation of the prior; None is sqrt(2 / fan-in).
 
     Example:
         >>> layer = GaussianLayer(nn.Linear(3, 2), std=0.1)
@@ -100,16 +122,18 @@ class GaussianLayer(Drawing[Noise]):
                 f"exclude={path or '...'!r}."
             )
         super().__init__(layer, path)
+        self.slot, self.index = PassSlot(), 0  # the model replaces both
         self.prior_std = math.sqrt(2 / weight[0].numel()) if prior_std is None else prior_std
         rho = std + math.log(-math.expm1(-std))  # softplus(rho) = std
         for name in ("weight", "bias"):
             mean = layer._parameters.get(name)
-            like = None if mean is None else torch.full_like(mean, rho)
-            made = None if mean is None or like is None else nn.Parameter(like, mean.requires_grad)
-            self.register_parameter(f"{name}_rho", made)
+            initial = None
+            if mean is not None:
+                initial = nn.Parameter(torch.full_like(mean, rho), mean.requires_grad)
+            self.register_parameter(f"{name}_rho", initial)
 
     def gaussians(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Mean and standard deviation of the weight and, where there is one, of the bias."""
+        """Yield the mean and the standard deviation of the weight, then those of the bias, if any."""
         for mean, rho in (
             (self.layer.weight, self.weight_rho),
             (self.layer.bias, self.bias_rho),
@@ -118,12 +142,13 @@ class GaussianLayer(Drawing[Noise]):
                 yield at_least_float32(mean), F.softplus(at_least_float32(rho))
 
     def draw(self) -> Noise:
+        """Draw sigma * epsilon, in float32 at least."""
         with full_precision(self.weight_rho.device):
             noise = [std * torch.randn_like(std) for _, std in self.gaussians()]
         return Noise(noise[0], noise[1] if len(noise) > 1 else None)
 
     def kl(self) -> Tensor:
-        """KL(q || N(0, prior_std^2)), summed over all entries."""
+        """Return KL(q || N(0, prior_std^2)), summed over all entries of weight and bias."""
         with full_precision(self.weight_rho.device):
             parts = [
                 kl_to_standard_normal(mean / self.prior_std, 2 * (std / self.prior_std).log()).sum()
@@ -132,7 +157,8 @@ class GaussianLayer(Drawing[Noise]):
         return torch.stack(parts).sum()
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        noise = self._current()
+        noises: list[Noise] | None = self.slot.get()
+        noise = self.draw() if noises is None else noises[self.index]
         weight, bias = self.layer.weight, self.layer.bias
         if noise.flip:
             mean = self.layer(x, *args, **kwargs)
@@ -142,115 +168,140 @@ class GaussianLayer(Drawing[Noise]):
         return self._call(weight + noise.weight, drawn, x, *args, **kwargs)  # type: ignore[operator]
 
     def _call(self, weight: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
-        """The layer's own computation with other weights."""
+        """Run the layer with other weights."""
         dtype: torch.dtype = self.layer.weight.dtype  # type: ignore[assignment]
         tensors = {"weight": weight.to(dtype)}
         if bias is not None:
             tensors["bias"] = bias.to(dtype)
-        return functional_call(self.layer, tensors, args, kwargs)
+        if torch.compiler.is_compiling():
+            return functional_call(self.layer, tensors, args, kwargs)
+        # functional_call would replace the layer's own tensors, which other threads may be using.
+        layer = copy.copy(self.layer)
+        layer._parameters = {**layer._parameters, **tensors}  # type: ignore[dict-item]
+        return layer(*args, **kwargs)
 
     def _signs(self, x: Tensor) -> Tensor:
-        """One random sign per example and channel; channels are last (Linear) or second."""
+        """Draw one sign per example and channel; channels are last (Linear) or second."""
         shape = [x.shape[0], *(1,) * (x.dim() - 1)]
         channel = -1 if isinstance(self.layer, nn.Linear) else 1
         shape[channel] = x.shape[channel]
         return torch.randint(0, 2, shape, device=x.device).to(x.dtype) * 2 - 1
 
 
-@contextmanager
-def held(layers: Sequence[GaussianLayer], noises: Sequence[Noise]) -> Iterator[None]:
-    """Within this block every layer uses its given noise: one network, any number of calls."""
-    for layer, noise in zip(layers, noises, strict=True):
-        layer._held = noise
-        layer._last = None  # as large as the network: not kept beside that of the next pass
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer._held = None
+class MeanFieldBNN(UncertainModel):
+    """A network with a Gaussian over every weight of its converted layers.
 
+    A call draws the weights ``members`` times and returns the outputs of every draw. A training step draws
+    them once.
 
-class MeanField(Model):
-    """One network with a Gaussian over every weight of its converted layers (``conversion``)."""
+    Args:
+        net: a network whose layers ``convert`` has replaced by ``GaussianLayer``.
+        config: the options.
+        conversion: what was converted and what was not.
+        model_options: ``likelihood`` (any) and ``readout``.
 
-    in_rows = False
-    kl_weight: Tensor
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> model = build(net, Config(members=5, num_data=100))
+        >>> list(model.loss(torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])))
+        ['loss', 'nll', 'kl']
+        >>> tuple(model(torch.randn(6, 4)).shape)
+        (5, 6, 3)
+    """
+
+    kl_weight: Tensor  # beta
 
     def __init__(
-        self, net: nn.Module, config: Config, conversion: Conversion, **options: Any
+        self, net: nn.Module, config: Config, conversion: Conversion, **model_options: Any
     ) -> None:
-        super().__init__(net, **options)
+        super().__init__(net, **model_options)
         self.num_data = check_num_data(config.num_data, "meanfield")
         self.members = config.members
         self.flipout = config.flipout
         self.anneal = config.anneal
         self.conversion = conversion
         self.layers = [module for module in net.modules() if isinstance(module, GaussianLayer)]
-        # In a loop that never calls before_epoch: the full KL.
+        self.slot = PassSlot()
+        for index, layer in enumerate(self.layers):
+            layer.slot, layer.index = self.slot, index
+        # Loops that never call before_epoch train with the full KL.
         device = device_of(self.layers[0])
         self.register_buffer("kl_weight", torch.ones((), device=device), persistent=False)
 
-    def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
-        runs = [self._with(self.draw(), *args, **kwargs) for _ in range(self.members)]
-        return torch.cat(runs)
+    def outputs(self, *args: Any, **kwargs: Any) -> Outputs:
+        return stack_members([self._run(self.draw(), args, kwargs) for _ in range(self.members)])
 
     def draw(self, flip: bool = False) -> list[Noise]:
-        """One draw of the weights of every layer."""
+        """Draw the weights of every layer once."""
         return [layer.draw()._replace(flip=flip) for layer in self.layers]
 
-    def _with(self, noises: list[Noise], *args: Any, **kwargs: Any) -> Tensor:
-        batch_size(args, kwargs)
-        with held(self.layers, noises):
-            outputs = self.readout(self.net(*args, **kwargs))
-        remember(outputs, self.layers, noises)
-        return outputs.unsqueeze(0)
+    def _run(self, noises: list[Noise], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outputs:
+        """Return the outputs (B, ...) of the network with the drawn weights."""
+        with self.slot.use(noises):
+            outputs = self.run_network(*args, **kwargs)
+        replay_in_backward(self.slot, noises, outputs)
+        return outputs
 
     def passes(self, samples: int, width: int) -> Iterator[Pass]:
-        # One draw at a time, whatever the width: a draw is as large as the network.
+        # One draw per pass, whatever the width: a draw is as large as the network.
         for _ in range(samples * self.members):
-            yield partial(self._with, self.draw())
+            noises = self.draw()
+            yield partial(self._member, noises)
 
-    def loss(self, x: Any, y: Tensor) -> Terms:
+    def _member(self, noises: list[Noise], *args: Any, **kwargs: Any) -> Outputs:
+        return stack_members([self._run(noises, args, kwargs)])
+
+    def loss(self, x: Any, y: Any, weight: Tensor | None = None) -> Terms:
+        """Return the terms ``nll`` and ``kl``; see ``UncertainModel.loss``.
+
+        In training the NLL is that of one draw, in evaluation the mean over ``members`` draws.
+        """
         kl = torch.stack([layer.kl().to(self.kl_weight.device) for layer in self.layers]).sum()
         kl = kl * (at_least_float32(self.kl_weight).clone() / self.num_data)
         if not self.training:
-            return total(nll=super().loss(x, y)["nll"], kl=kl)
-        check_batch(x, y, self.task)
-        args, kwargs = as_call(x)
-        outputs = self._with(self.draw(self.flipout), *args, **kwargs)
-        nll = self.nll(outputs[0], y)
-        return total(nll=nll, kl=kl.to(nll.device))
+            terms = super().loss(x, y, weight)
+            del terms["loss"]
+            return total(**terms, kl=kl)
+        self.likelihood.check_batch(x, y)
+        outputs = self._run(self.draw(self.flipout), *as_call(x))
+        terms = self.likelihood.nll_terms(outputs, y, weight)
+        return total(**terms, kl=kl.to(terms["nll"].device))
 
     def parameter_groups(
         self, weight_decay: float = 0.0, lr: float | None = None
     ) -> list[dict[str, Any]]:
+        """Return the parameters of the posterior without weight decay, and the others with it."""
         posterior = {id(p): p for layer in self.layers for p in layer.parameters()}
         slow = [p for p in self.parameters() if id(p) not in posterior]
         return two_groups(slow, list(posterior.values()), weight_decay, lr, 1.0)
 
     def before_epoch(self, epoch: int, epochs: int) -> None:
+        """Set the KL's weight for the epoch."""
         self.kl_weight.fill_(annealed(epoch, epochs, self.anneal))
 
-    def phase(self) -> object:
-        return None
 
+def build(net: nn.Module, config: Config, **model_options: Any) -> MeanFieldBNN:
+    """Put a Gaussian on every weight of the chosen layers of ``net``, in place.
 
-def build(net: nn.Module, config: Config, **model_options: Any) -> Model:
+    Args:
+        net: any network with linear layers or convolutions.
+        config: the options.
+        model_options: ``likelihood`` (any) and ``readout``.
+    """
     check_num_data(config.num_data, "meanfield")
-
-    users: dict[int, str] = {}
+    paths: dict[int, str] = {}  # of the layer that owns each parameter
 
     def gaussian(layer: nn.Module, path: str) -> GaussianLayer:
         for name, parameter in layer.named_parameters(recurse=False):
-            if (other := users.setdefault(id(parameter), path)) != path:
+            if (other := paths.setdefault(id(parameter), path)) != path:
                 raise ValueError(
                     f"{other!r} and {path!r} share one {name}: each would draw it for itself and count "
                     f"its KL. Fix: one module in both places, or exclude={path!r}, to use the mean there."
                 )
         return GaussianLayer(layer, path, config.std, config.prior_std)
 
-    left_behind = unconverted(net, config.include, config.exclude)
+    left_out = describe_unconverted(net, config.include, config.exclude)
     conversion = convert(net, gaussian, config.include, config.exclude)
-    if left_behind:
-        warnings.warn(left_behind, stacklevel=3)  # of lpbnn.build's caller
-    return MeanField(net, config, conversion, **model_options)
+    if left_out:
+        warnings.warn(left_out, stacklevel=3)  # the caller of lpbnn.build
+    return MeanFieldBNN(net, config, conversion, **model_options)

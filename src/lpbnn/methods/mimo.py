@@ -4,47 +4,54 @@ r"""MIMO: one network with M inputs and M outputs trains M subnetworks at the pr
     (o_1, ..., o_M) = f(x_1, ..., x_M), \quad L = \sum_m \overline{NLL}(o_m, y_m), \quad
     p(y|x) = \tfrac1M \sum_m p(y | f_m(x, ..., x))
 
-In training every head sees a batch shuffled on its own and answers for its own input only; at test all
-see the same input. Each batch is shown ``batch_repetitions`` times at once, which costs as much. With
-``input_repetition`` p, that share of the rows gives the same input to all heads in training too.
+In training every head sees the batch in an order of its own and predicts for its own input only; in
+evaluation all heads see the same input. A training step shows each example ``batch_repetitions`` times, at
+so many times the cost. ``input_repetition`` is the share of training rows in which all heads see the same
+input.
 
-The network's first layer is widened to M times the input channels and its last one to M times the
-outputs; both are found by the order of registration, or named (``first``, ``last``). What comes before the
-first layer runs for each input, what comes after the last for each output. The M copies of their weights
-start apart: the first is the given one, the others have its entries shuffled, so the scale is that of the
-given network whatever its initialiser; those of the first layer are divided by sqrt(M), because M inputs
-are added up. ``lpbnn.undo`` gives the plain network of the first subnetwork.
+The first layer of the network is widened to M times the input channels and its last one to M times the
+outputs. Both are found by the order of registration, or named (``first``, ``last``); a network with several
+outputs has a last layer for each. What runs before the first layer runs for each input, and what runs after
+the last for each output. The M copies of the weights start different: the first is the given one, and the
+others are random permutations of its entries, so that the scale is that of the given network. Those of the
+first layer are divided by sqrt(M), because M inputs are added up. ``lpbnn.undo`` returns the plain network
+of the first subnetwork.
+
+Shuffling the batch is right only if the network treats its examples independently. If it does not (a graph
+network, whose rows are nodes), the first training loss is an error; a compiled loss is not checked.
 
 Havasi et al.: Training independent subnetworks for robust prediction, ICLR 2021.
 """
 
 import dataclasses
 import difflib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lpbnn.convert.convert import convert
 from lpbnn.convert.wrapper import Wrapper
-from lpbnn.likelihoods import check_batch, require_targets
-from lpbnn.members.rows import Places, gather, is_batched, mask_places, masks_given, spread_tree
-from lpbnn.model import Model, Terms, as_call, at_least_one, batch_size, total
-from lpbnn.rank_one.doors import raise_with
+from lpbnn.likelihoods import MultiHead, require_targets
+from lpbnn.members.partial import raise_with_advice
+from lpbnn.members.rows import expand_tree, find_masks, gather, is_batched, mask_arguments
+from lpbnn.methods._labels import require_row_weights
+from lpbnn.model import Outputs, Terms, UncertainModel, as_call, at_least_one, batch_size, total
 from lpbnn.rank_one.layer import SUPPORTED, TRANSPOSED
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Options of mimo: its subnetworks, how a batch is dealt to them, and where they begin and end."""
+    """Options of mimo."""
 
-    members: int = 3  # M
-    batch_repetitions: int = 4  # times each example is shown in a training step
+    members: int = 3  # M, subnetworks
+    batch_repetitions: int = 4  # times that a training step shows each example
     input_repetition: float = 0.0  # share of training rows with the same input for all heads
     first: str | None = None  # path of the layer that takes the inputs; None: the first registered
-    last: str | None = None  # path of the layer that gives the outputs; None: the last registered
-    num_data: int | None = None  # not needed: there is no KL; taken so that methods can be swapped
+    last: str | Sequence[str] | None = None  # path(s) of the output layer(s); None: the last ones
+    num_data: int | None = None  # not needed; accepted so that methods can be swapped
 
     def __post_init__(self) -> None:
         for name in ("members", "batch_repetitions"):
@@ -56,9 +63,10 @@ class Config:
 
 
 class _Wide(Wrapper):
-    """A layer M times as wide on one side.
+    """A layer that is M times as wide on one side.
 
-    Its channels on that side are ordered (group, member, channel), so that a convolution's groups hold.
+    Its channels on that side are in the order (group, member, channel), so that a convolution keeps its
+    groups.
     """
 
     guarded = ()  # the wide weight is the layer's own
@@ -88,11 +96,11 @@ class _Wide(Wrapper):
         setattr(self.layer, self.width_name, width)
 
     def _copies(self) -> list[Tensor]:
-        return _part(self._parameter("weight").detach(), self.axis, self.groups, self.members)
+        return _split(self._parameter("weight").detach(), self.axis, self.groups, self.members)
 
 
 class FirstLayer(_Wide):
-    """Rows of M inputs, member-major, go in; one row for every M comes out.
+    """A first layer: takes rows of M inputs, member-major, and returns one row for every M.
 
     Example:
         >>> layer = FirstLayer(nn.Conv2d(3, 8, 3), members=2)
@@ -106,7 +114,7 @@ class FirstLayer(_Wide):
         super().__init__(layer, members, scale=members**-0.5)
 
     def restore(self) -> nn.Module:
-        """The layer that does the same where all inputs are equal."""
+        """Return the layer that computes the same if all inputs are equal."""
         self._set(torch.stack(self._copies()).sum(0), self.width // self.members)
         return super().restore()
 
@@ -119,7 +127,7 @@ class FirstLayer(_Wide):
 
 
 class LastLayer(_Wide):
-    """One row goes in; the outputs of M heads come out, one row each, member-major.
+    """A last layer: takes rows, and returns the rows of M heads, member-major.
 
     Example:
         >>> layer = LastLayer(nn.Linear(8, 10), members=2)
@@ -138,9 +146,9 @@ class LastLayer(_Wide):
         self.layer.bias = nn.Parameter(bias, self._parameter("bias").requires_grad)
 
     def restore(self) -> nn.Module:
-        """The layer of the first head."""
+        """Return the layer of the first head."""
         if self.layer.bias is not None:
-            biases = _part(self._parameter("bias").detach(), 0, self.groups, self.members)
+            biases = _split(self._parameter("bias").detach(), 0, self.groups, self.members)
             self._set_bias(biases[0].clone())
         self._set(self._copies()[0].clone(), self.width // self.members)
         return super().restore()
@@ -153,98 +161,149 @@ class LastLayer(_Wide):
         return torch.cat([head.flatten(axis, axis + 1) for head in heads])
 
 
-class Mimo(Model):
-    """M subnetworks in one; a call answers for the same input M times."""
+class MIMO(UncertainModel):
+    """M subnetworks in one network; a call gives all of them the same input.
+
+    Args:
+        net: a network whose first and last layers have been widened.
+        config: the options.
+        ends: the paths of the first layer and of the last layers.
+        model_options: ``likelihood`` (any) and ``readout``.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> model = build(net, Config(members=2))
+        >>> list(model.loss(torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])))
+        ['loss', 'nll']
+        >>> tuple(model(torch.randn(5, 4)).shape)
+        (2, 5, 3)
+    """
 
     stochastic = False
-    _masks: Places = ()  # of a model that an older version pickled
 
     def __init__(
-        self, net: nn.Module, config: Config, ends: tuple[str, str], **options: Any
+        self, net: nn.Module, config: Config, ends: tuple[str, list[str]], **model_options: Any
     ) -> None:
-        super().__init__(net, **options)
+        super().__init__(net, **model_options)
         self.members = config.members
-        self.batch_repetitions = config.batch_repetitions
-        self.input_repetition = config.input_repetition
-        self.ends = ends
-        self._masks = mask_places(net)
+        self.config = config
+        self.first, self.last = ends
+        self.mask_arguments = mask_arguments(net)
 
-    def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
-        batch, masks = batch_size(args, kwargs), masks_given(self._masks, args, kwargs)
-        return self._heads(*spread_tree((args, kwargs), batch, self.members, masks=masks))
+    def outputs(self, *args: Any, **kwargs: Any) -> Outputs:
+        batch, masks = batch_size(args, kwargs), find_masks(self.mask_arguments, args, kwargs)
+        return self._run(*expand_tree((args, kwargs), batch, self.members, masks=masks))
 
-    def _heads(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """Rows of inputs, member-major, to the outputs (M, rows / M, C, ...)."""
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outputs:
+        """Return the outputs (M, rows / M, ...) for inputs in member-major rows."""
         rows = batch_size(args, kwargs)
         try:
-            outputs = self.readout(self.net(*args, **kwargs))
+            outputs = self.run_network(*args, **kwargs)
         except RuntimeError as error:
-            raise_with(self._where(), error)
-        if outputs.shape[0] != rows:
-            raise RuntimeError(
-                f"{rows} inputs went in and {outputs.shape[0]} outputs came out. {self._where()}"
-            )
-        return gather(outputs, self.members)
+            raise_with_advice(self._advice(), error)
 
-    def _where(self) -> str:
+        def heads(output: Tensor) -> Tensor:
+            if output.shape[0] != rows:
+                raise RuntimeError(
+                    f"{rows} inputs went in and {output.shape[0]} outputs came out. {self._advice()}"
+                )
+            return gather(output, self.members)
+
+        return tree_map_only(Tensor, heads, outputs)
+
+    def _advice(self) -> str:
         return (
-            f"mimo joins {self.members} inputs at {self.ends[0]!r} and parts the heads at "
-            f"{self.ends[1]!r}. If a tensor goes around these layers and meets what they return, or "
-            "they are not called once each, name others with first=... and last=..."
+            f"mimo joins {self.members} inputs at {self.first!r} and separates the heads at "
+            f"{', '.join(map(repr, self.last))}. If a tensor bypasses these layers and meets what they "
+            "return, or they are not called once each, name others with first=... and last=..."
         )
 
-    def loss(self, x: Any, y: Tensor) -> Terms:
+    def portion(self, batch: int, samples: int, chunk: int | None) -> tuple[int, int]:
+        examples = batch if chunk is None else max(1, chunk // self.members)
+        return self.members, min(batch, examples)
+
+    def loss(self, x: Any, y: Any, weight: Tensor | None = None) -> Terms:
+        """Return the NLL, summed over the heads; see ``UncertainModel.loss``."""
         args, kwargs = as_call(x)
         batch = batch_size(args, kwargs)
-        check_batch(x, y, self.task)
+        self.likelihood.check_batch(x, y)
         require_targets(y, batch)
-        dealt, masks = self.deal(batch, y.device), masks_given(self._masks, args, kwargs)
+        require_row_weights(weight, batch)
+        if self.training:
+            self.require_independent_rows(args, kwargs)  # at the first batch
+        masks = find_masks(self.mask_arguments, args, kwargs)
+        device = next(t.device for t in tree_leaves((y, args, kwargs)) if isinstance(t, Tensor))
+        examples = self.shuffled_examples(batch, device)
 
         def take(part: Tensor) -> Tensor:
-            mine = is_batched(part, batch, masks)
-            return part[dealt.flatten().to(part.device)] if mine else part
+            rows = examples.flatten().to(part.device)
+            return part[rows] if is_batched(part, batch, masks) else part
 
-        heads = self._heads(*tree_map_only(Tensor, take, (args, kwargs)))
-        losses = [self.nll(outputs, y[rows]) for outputs, rows in zip(heads, dealt, strict=True)]
-        return total(nll=torch.stack(losses).sum())
+        outputs = self._run(*tree_map_only(Tensor, take, (args, kwargs)))
+        heads = []
+        for member, rows in enumerate(examples):
+            own = tree_map_only(Tensor, lambda t, m=member: t[m], outputs)
+            targets = tree_map_only(Tensor, lambda t, r=rows: t[r.to(t.device)], y)
+            weights = None if weight is None else weight[rows.to(weight.device)]
+            heads.append(self.likelihood.nll_terms(own, targets, weights))
+        return total(**{name: torch.stack([h[name] for h in heads]).sum() for name in heads[0]})
 
-    def deal(self, batch: int, device: torch.device) -> Tensor:
-        """Which example each head sees in each row, (M, rows); in evaluation all see the same."""
+    def shuffled_examples(self, batch: int, device: torch.device) -> Tensor:
+        """Return which example each head sees in each row, (M, rows); in evaluation all see the same."""
         if not self.training:
             return torch.arange(batch, device=device).expand(self.members, -1)
-        rows = batch * self.batch_repetitions
+        rows = batch * self.config.batch_repetitions
         order = torch.randperm(rows, device=device) % batch
-        alone = round(rows * (1 - self.input_repetition))
-        shuffles = torch.rand(self.members, alone, device=device).argsort(1)
-        same = order[alone:].expand(self.members, -1)
-        return torch.cat([order[:alone][shuffles], same], 1)
+        different = round(rows * (1 - self.config.input_repetition))
+        shuffles = torch.rand(self.members, different, device=device).argsort(1)
+        same = order[different:].expand(self.members, -1)
+        return torch.cat([order[:different][shuffles], same], 1)
 
 
-def build(net: nn.Module, config: Config, **model_options: Any) -> Model:
-    first, last = find_ends(net, config.first, config.last)
+def build(net: nn.Module, config: Config, **model_options: Any) -> MIMO:
+    """Widen the first and the last layer of ``net``, in place.
 
-    def wide(layer: nn.Module, path: str) -> nn.Module:
+    Args:
+        net: a network with at least two linear layers or convolutions.
+        config: the options.
+        model_options: ``likelihood`` (any; ``MultiHead`` needs a last layer per head) and ``readout``.
+    """
+    likelihood = model_options.get("likelihood")
+    heads = len(likelihood.names) if isinstance(likelihood, MultiHead) else 1
+    first, last = find_ends(net, config.first, config.last, heads)
+
+    def widen(layer: nn.Module, path: str) -> nn.Module:
         return (FirstLayer if path == first else LastLayer)(layer, config.members)
 
-    convert(net, wide, include=[first, last])
-    return Mimo(net, config, (first, last), **model_options)
+    convert(net, widen, include=[first, *last])
+    return MIMO(net, config, (first, last), **model_options)
 
 
-def find_ends(net: nn.Module, first: str | None, last: str | None) -> tuple[str, str]:
-    """The paths of the layers that take the inputs and give the outputs."""
-    inside = {
+def find_ends(
+    net: nn.Module, first: str | None, last: str | Sequence[str] | None, heads: int = 1
+) -> tuple[str, list[str]]:
+    """Return the path of the layer that takes the inputs, and those of the layers that return outputs.
+
+    Args:
+        net: the network.
+        first: the path that the user gave; None takes the first registered layer.
+        last: the path or paths that the user gave; None takes the last ``heads`` registered layers.
+        heads: the number of outputs of the network.
+    """
+    in_attention = {
         id(layer)
         for module in net.modules()
-        if isinstance(module, nn.MultiheadAttention)  # reads their weights past their forward
+        if isinstance(module, nn.MultiheadAttention)  # uses their weights without their forward
         for layer in module.modules()
     }
     layers = {
         path: layer
         for path, layer in net.named_modules()
-        if isinstance(layer, SUPPORTED) and id(layer) not in inside
+        if isinstance(layer, SUPPORTED) and id(layer) not in in_attention
     }
     listed = ", ".join(list(layers)[:20]) or "none"
-    for name, path in (("first", first), ("last", last)):
+    named = [last] if isinstance(last, str) else list(last or ())
+    for name, path in (("first", first), *(("last", path) for path in named)):
         if path is not None and path not in layers:
             close = difflib.get_close_matches(path, layers, n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
@@ -252,14 +311,15 @@ def find_ends(net: nn.Module, first: str | None, last: str | None) -> tuple[str,
                 f"{name}={path!r} is no Linear or convolution of the network.{hint} "
                 f"Its layers are: {listed}."
             )
-    if len(layers) < 2:
+    if len(layers) <= heads:
         raise ValueError(
-            f"mimo widens the first and the last layer of a network, so it needs two; found: {listed}."
+            f"mimo widens the first and the last layer of a network, so it needs {heads + 1}; found: "
+            f"{listed}."
         )
-    ends = first or next(iter(layers)), last or list(layers)[-1]
-    if ends[0] == ends[1]:
+    ends = first or next(iter(layers)), named or list(layers)[-heads:]
+    if ends[0] in ends[1]:
         raise ValueError(f"first and last are both {ends[0]!r}; expected two layers of: {listed}.")
-    for path in ends:
+    for path in (ends[0], *ends[1]):
         if "weight" not in layers[path]._parameters:
             raise ValueError(
                 f"{path!r} computes its weight itself (parametrised, or with weight or spectral norm) "
@@ -274,14 +334,14 @@ def _shuffled(weight: Tensor) -> Tensor:
 
 
 def _join(copies: list[Tensor], axis: int, groups: int) -> Tensor:
-    """One tensor of M, along ``axis``; axis 0 of a weight or bias runs over the groups as well."""
+    """Join M tensors along ``axis``; axis 0 of a weight or bias runs over the groups as well."""
     if axis == 1:
         return torch.cat(copies, 1)
     return torch.stack([copy.unflatten(0, (groups, -1)) for copy in copies], 1).flatten(0, 2)
 
 
-def _part(joined: Tensor, axis: int, groups: int, members: int) -> list[Tensor]:
-    """The inverse of ``_join``."""
+def _split(joined: Tensor, axis: int, groups: int, members: int) -> list[Tensor]:
+    """Return the copies that ``_join`` joined."""
     if axis == 1:
         return list(joined.chunk(members, 1))
     parts = joined.unflatten(0, (groups, members, -1)).unbind(1)

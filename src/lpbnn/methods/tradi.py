@@ -1,7 +1,7 @@
 r"""TRADI: a Gaussian over every weight, tracked along the training of one network.
 
-Two scalar Kalman filters per trainable weight w (batch norm's too), one for its mean and one for its
-variance, both fed after every optimizer step t (learning rate :math:`\eta`, gradient g):
+Two scalar Kalman filters per trainable weight w, one for its mean and one for its variance, are updated
+after every optimizer step t (learning rate :math:`\eta`, gradient g):
 
 .. math::
     \text{state:} \quad \mu_t = \mu_{t-1} - \eta g_t + \epsilon_\mu, \quad
@@ -13,36 +13,35 @@ variance, both fed after every optimizer step t (learning rate :math:`\eta`, gra
 
     K_t = 1 / n_t, \quad n_t = 1 + \frac{n_{t-1}}{1 + n_{t-1} Q / R}, \quad n_0 = 0
 
-Q is the noise of the state (1e-4 for the mean, 5e-5 for the variance), R = 10 that of a measurement, n
-the steps that the filter remembers (the Riccati equation, with P = R / n). Nothing is known before the
-first measurement, so K_1 = 1: the filter starts as the plain average over the steps and ends as a moving
-one over the last n = 317 (mean) and 448 (variance) of them.
-(The released code starts from the weights' prior instead and takes 1,000 steps to leave it.)
+Q is the noise of the state (1e-4 for the mean, 5e-5 for the variance), R = 10 that of a measurement, and n
+the number of steps that the filter remembers (the Riccati equation with P = R / n). K_1 = 1, so the filter
+starts as the plain average over the steps and ends as a moving average over the last 317 (mean) and 448
+(variance) steps. (The released code starts from the prior of the weights and needs 1,000 steps to leave
+it.) If ``after_step`` is called without the learning rate, the state is a random walk that follows the
+measurements alone. Under momentum or Adam, whose steps are far from :math:`\eta g`, that changes little.
 
-:math:`\eta` is known where it is given, ``after_step(lr)``. Without it the state is a random walk, and the
-measurements alone lead the filter, as they nearly do under momentum or Adam, whose steps are far from
-:math:`\eta g`.
-
-After training (``after_fit``), J networks are drawn. Weights of one tensor are correlated by a Gaussian
-kernel of their means, :math:`\Sigma_{ik} = \sigma_i \sigma_k \exp(-\ell^2 (\mu_i - \mu_k)^2 / 2)`,
-through D random Fourier features, so that no covariance matrix is ever formed:
+``after_fit`` draws J networks. Weights of one tensor are correlated by a Gaussian kernel of their means,
+:math:`\Sigma_{ik} = \sigma_i \sigma_k \exp(-\ell^2 (\mu_i - \mu_k)^2 / 2)`, through D random Fourier
+features, so that no covariance matrix is formed:
 
 .. math::
     w_i = \mu_i + \sigma_i \sqrt{2 / D} \sum_d \cos(\theta_d \mu_i + b_d) \, z_d, \quad
     \theta_d \sim N(0, \ell^2), \; b_d \sim U(0, 2\pi), \; z_d \sim N(0, 1)
 
 with one phase b_d per feature for all weights (one per weight, as in the released code, would make them
-independent). Each drawn network gets batch norm statistics of its own from the training data, and
-predictions are averaged over the J.
+independent). Every drawn network gets its own batch norm statistics from the training data.
 
 Franchi, Bursuc, Aldea, Dubuisson, Bloch: TRADI: tracking deep neural network weight distributions, ECCV
 2020.
 """
 
 import dataclasses
+import inspect
 import math
+import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -50,31 +49,42 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_map_only
 
-from lpbnn.methods._wide import Moments, Tensors, WideBuffers
-from lpbnn.model import Model, Pass, as_call, at_least_one, batch_size
+from lpbnn.likelihoods import at_least_float32
+from lpbnn.methods._wide import Moments, NamedTensors, WideBuffers, buffer_name
+from lpbnn.model import (
+    NotFittedWarning,
+    Outputs,
+    Pass,
+    UncertainModel,
+    as_call,
+    at_least_one,
+    batch_size,
+    stack_members,
+)
 from lpbnn.predict import evaluating
-from lpbnn.rank_one.factors import at_least_float32
 
+ONE_THREAD = threading.RLock()  # functional_call replaces the network's tensors while it runs
 UNTRACKED = (
-    "tradi has tracked no step of a training, so one network answers, without epistemic uncertainty. Fix: "
+    "tradi has tracked no training step, so one network predicts, without epistemic uncertainty. Fix: "
     "call model.after_step(lr) after every optimizer step and model.after_fit(batches) at the end."
 )
 UNDRAWN = (
-    "tradi has tracked a training and drawn no networks from it, so one network answers, without epistemic "
-    "uncertainty. Fix: call model.after_fit(batches) at the end of the training. (In a validation before "
-    "it that is as it should be; model.before_epoch(epoch, epochs) tells that there is more to come.)"
+    "tradi has tracked a training but drawn no networks, so one network predicts, without epistemic "
+    "uncertainty. Fix: call model.after_fit(batches) at the end of the training. A loop that validates "
+    "before that may call model.before_epoch(epoch, epochs), or ignore lpbnn.model.NotFittedWarning."
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Options of tradi: the filters that track the weights, and the networks drawn from what they found."""
+    """Options of tradi."""
 
-    num_data: int | None = None  # not needed: taken so that methods can be swapped
+    num_data: int | None = None  # not needed; accepted so that methods can be swapped
     members: int = 4  # J, networks drawn after training
     features: int = 10  # D, random Fourier features
-    frequency: float = 1.0  # l: the larger, the sooner weights of different means are independent
+    frequency: float = 1.0  # l; the larger, the less weights of different means are correlated
     mean_noise: float = 1e-4  # Q of the mean
     variance_noise: float = 5e-5  # Q of the variance
     measurement_noise: float = 10.0  # R of both
@@ -91,16 +101,25 @@ class Config:
             raise ValueError(f"measurement_noise={self.measurement_noise!r}: expected above 0.")
 
 
-class Tracked(WideBuffers, Model):
-    """One network in training, J networks once ``after_fit`` has drawn them.
+class TRADI(WideBuffers, UncertainModel):
+    """One network in training, J networks after ``after_fit`` has drawn them.
 
-    Until then, and in training mode, a pass is that of the network itself (``members`` is 1). The
-    tracked moments are two further copies of the trainable weights, the drawn networks J; both are in
-    the state dict, and a model just built takes either kind of state dict.
+    Before that, and in training mode, a pass is that of the network itself (``members`` is 1). The tracked
+    moments are two more copies of the trainable weights, the drawn networks J more. Both are in the state
+    dict, and a new model loads a state dict with or without drawn networks.
+
+    Without drawn networks, ``predict`` warns once (``NotFittedWarning``), except between the first call of
+    ``before_epoch(epoch, epochs)`` and the last epoch. A training loop that validates after its last epoch
+    and before ``after_fit`` ignores the category with Python's ``warnings``.
+
+    Args:
+        net: any network with trainable weights.
+        config: the options.
+        model_options: ``likelihood`` (any) and ``readout``.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-        >>> model = Tracked(net, Config(members=5))
+        >>> model = TRADI(net, Config(members=5))
         >>> x, y = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
         >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> for _ in range(3):
@@ -114,15 +133,13 @@ class Tracked(WideBuffers, Model):
     """
 
     stochastic = False
-    in_rows = False
     memory: Tensor
     ratios: Tensor
-    _looked = False  # whether a prediction has looked for tracked steps, since the last of them
-    _told = ""  # what a prediction last said to be missing
-    _more_epochs = False  # whether the training loop has said that this is not the last one
+    _epochs_left = 0  # after the current one, as before_epoch said; no step reads it
+    _warned = ""  # the last warning
 
-    def __init__(self, net: nn.Module, config: Config, **options: Any) -> None:
-        super().__init__(net, **options)
+    def __init__(self, net: nn.Module, config: Config, **model_options: Any) -> None:
+        super().__init__(net, **model_options)
         weights = {name: p.detach() for name, p in net.named_parameters() if p.requires_grad}
         if not weights:
             raise ValueError(
@@ -137,53 +154,56 @@ class Tracked(WideBuffers, Model):
         ratios = at_least_float32(next(iter(weights.values())).new_tensor(noises))
         self.register_buffer("ratios", ratios / config.measurement_noise, persistent=False)  # Q / R
         self.register_buffer("memory", torch.zeros_like(ratios))  # n of the mean, of the variance
-        self.drawn = Tensors({})  # (J, ...) each: weights and batch norm statistics
-
-    def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
-        batch_size(args, kwargs)
-        if self.training or not self.is_drawn:
-            return self.readout(self.net(*args, **kwargs)).unsqueeze(0)
-        return self.of_members(range(self.members), *args, **kwargs)
-
-    def of_members(self, which: Iterable[int], *args: Any, **kwargs: Any) -> Tensor:
-        """Outputs of the drawn networks ``which``, one after the other: memory of one."""
-        drawn = self.drawn.by_name()
-        outputs = []
-        for j in which:
-            tensors = {name: of_all[j] for name, of_all in drawn.items()}
-            outputs.append(self.readout(functional_call(self.net, tensors, args, kwargs)))
-        return torch.stack(outputs)
+        self.drawn = NamedTensors({})  # (J, ...) each: weights and batch norm statistics
 
     @property
     def is_drawn(self) -> bool:
+        """True if ``after_fit`` has drawn networks, or a state dict with them was loaded."""
         return len(self.drawn._buffers) > 0
+
+    def outputs(self, *args: Any, **kwargs: Any) -> Outputs:
+        if self.training or not self.is_drawn:
+            return stack_members([self.run_network(*args, **kwargs)])
+        return self.member_outputs(range(self.members), *args, **kwargs)
+
+    def member_outputs(self, members: Iterable[int], *args: Any, **kwargs: Any) -> Outputs:
+        """Return the outputs of drawn networks, (members, B, ...).
+
+        They run one after another, to save memory, and in one thread at a time.
+        """
+        batch_size(args, kwargs)
+        drawn = self.drawn.by_name()
+        outputs = []
+        with nullcontext() if torch.compiler.is_compiling() else ONE_THREAD:
+            for j in members:
+                tensors = {name: stacked[j] for name, stacked in drawn.items()}
+                outputs.append(self.readout(functional_call(self.net, tensors, args, kwargs)))
+        return stack_members(outputs)
 
     def passes(self, samples: int, width: int) -> Iterator[Pass]:
         if not self.is_drawn:
-            self._tell_what_is_missing()
+            self._warn_that_nothing_is_drawn()
             yield self
             return
         for start in range(0, self.members, width):
-            yield partial(self.of_members, range(start, min(start + width, self.members)))
+            members = range(start, min(start + width, self.members))
+            yield partial(self.member_outputs, members)
 
-    def _tell_what_is_missing(self) -> None:
-        if self._looked or self.calls_all_hooks:  # not at every prediction: on a GPU a look waits
+    def _warn_that_nothing_is_drawn(self) -> None:
+        if self._epochs_left or self._warned == UNDRAWN:
             return
-        self._looked = True
         missing = UNDRAWN if self.memory.any() else UNTRACKED
-        if missing != self._told and not (missing == UNDRAWN and self._more_epochs):
-            self._told = missing
-            warnings.warn(missing, UserWarning, stacklevel=4)  # the caller of predict
+        if missing != self._warned:
+            self._warned = missing
+            warnings.warn(missing, NotFittedWarning, stacklevel=4)  # the caller of predict
 
     def before_epoch(self, epoch: int, epochs: int) -> None:
-        self._more_epochs = epoch + 1 < epochs
-
-    def phase(self) -> object:
-        return None  # no step reads what an epoch sets
+        """Remember whether more epochs follow, in which a prediction is a validation."""
+        self._epochs_left = epochs - epoch - 1
 
     @torch.no_grad()
     def after_step(self, lr: float | Tensor = 0.0) -> None:
-        """One step of both filters; with ``lr``, the gradients of the step must still be there."""
+        """Update both filters; with ``lr``, the gradients of the step must still be there."""
         weights = dict(self.net.named_parameters())
         means, variances = self.mean.by_name(), self.variance.by_name()
         known = isinstance(lr, Tensor) or lr != 0  # a tensor is not read: it may be on a GPU
@@ -193,8 +213,7 @@ class Tracked(WideBuffers, Model):
                 f"after_step(lr={lr!r}) reads the gradients of the step, and there are none. Fix: call "
                 "it between optimizer.step() and zero_grad(), or without lr."
             )
-        self._looked = False
-        # A step with infinite gradients was none: a GradScaler left it out.
+        # A GradScaler skips a step with infinite gradients.
         taken = nn.utils.get_total_norm(gradients, math.inf).isfinite()
         self.memory.copy_(1 + self.memory / (1 + self.memory * self.ratios))
         for name, mean in means.items():
@@ -208,8 +227,16 @@ class Tracked(WideBuffers, Model):
             variance.lerp_((weight - mean).square(), gain_variance)
 
     @torch.no_grad()
-    def after_fit(self, batches: Iterable[tuple[Any, Tensor]]) -> None:
-        """Draw the J networks and measure batch norm's statistics of each, in one pass over the data."""
+    def after_fit(self, batches: Iterable[Any]) -> None:
+        """Draw the J networks, and compute batch norm statistics for each in one pass over the data.
+
+        Args:
+            batches: the training data; read only if the network has batch norm. Every batch is the inputs
+                (a tensor, a mapping of keyword arguments, a tuple of arguments), or a pair (x, y) of inputs
+                and targets. A tuple of two is a pair (x, y), unless the network cannot run with x alone.
+                If the network could take both as arguments, y must be targets that the likelihood accepts;
+                otherwise this is an error. ((a, b), y) and {"a": a, "b": b} are always clear.
+        """
         if not self.memory.any():
             raise RuntimeError(
                 "tradi has tracked no weights. Fix: call model.after_step() after every optimizer "
@@ -231,46 +258,63 @@ class Tracked(WideBuffers, Model):
         for path, norm in norms.items():
             for name, buffer in norm.named_buffers(path):
                 drawn[name] = torch.stack([buffer] * count)
-        self._keep(drawn)
-        if norms and not self._measure(list(norms.values()), batches):
-            self._keep({})
-            raise ValueError(
-                "after_fit was given no batches, and batch norm needs the training data for the drawn "
-                "networks. Fix: model.after_fit(train_batches)."
-            )
+        self._set_drawn(drawn)
+        try:
+            if norms and not self._measure_statistics(list(norms.values()), batches):
+                raise ValueError(
+                    "after_fit was given no batches, and batch norm needs the training data for the "
+                    "drawn networks. Fix: model.after_fit(train_batches)."
+                )
+        except BaseException:
+            self._set_drawn({})
+            raise
 
     def _draw(self, mean: Tensor, variance: Tensor) -> Tensor:
         count = self.config.features
-        # A few numbers, from the generator of the CPU: the same networks on every device.
+        # Few numbers, from the CPU's generator: the same networks on every device.
         theta = (self.config.frequency * torch.randn(count, device="cpu")).tolist()
         phase = (2 * math.pi * torch.rand(count, device="cpu")).tolist()
-        wave = torch.zeros_like(mean)
         heights = torch.randn(count, device="cpu").tolist()
-        for d, z in enumerate(heights):  # one by one: memory of one, not of D
+        wave = torch.zeros_like(mean)
+        for d, z in enumerate(heights):  # one after another: memory of one, not of D
             wave.add_(torch.cos(theta[d] * mean + phase[d]), alpha=z)
         return mean + (variance * (2 / count)).sqrt() * wave
 
-    def _measure(self, norms: list[_BatchNorm], batches: Iterable[tuple[Any, Tensor]]) -> int:
-        """Cumulative averages of the batch statistics, and over how many examples."""
+    def _measure_statistics(self, norms: list[_BatchNorm], batches: Iterable[Any]) -> int:
+        """Set the drawn running statistics to averages over all examples; return their number."""
         momenta, seen = [norm.momentum for norm in norms], 0
         try:
             with evaluating(self):
                 for norm in norms:
                     norm.train()
-                for x, _ in batches:
-                    args, kwargs = as_call(x)
+                for batch in batches:
+                    inputs, targets = split_batch(batch, self.net)
+                    args, kwargs = as_call(inputs)
                     examples = batch_size(args, kwargs)
-                    seen += examples
+                    first, seen = seen == 0, seen + examples
                     for norm in norms:
                         norm.momentum = examples / seen  # every example has the same weight
-                    self.of_members(range(self.members), *args, **kwargs)
+                    outputs = self.member_outputs(range(self.members), *args, **kwargs)
+                    if first and targets is not None:
+                        self._require_targets(outputs, targets)
         finally:
             for norm, momentum in zip(norms, momenta, strict=True):
                 norm.momentum = momentum
         return seen
 
-    def _keep(self, drawn: dict[str, Tensor]) -> None:
-        self.drawn = Tensors(drawn)
+    def _require_targets(self, outputs: Outputs, targets: Any) -> None:
+        """Refuse pairs whose second part may be an argument of the network and is no target."""
+        try:
+            self.likelihood.mean_nll(tree_map_only(Tensor, lambda t: t[0], outputs), targets)
+        except (TypeError, ValueError, IndexError, RuntimeError, KeyError) as error:
+            raise ValueError(
+                "after_fit got a pair whose second part is no target of the likelihood, and the network "
+                "could take both parts as arguments: it may be (x, y) or inputs (a, b). Fix: give "
+                "batches ((a, b), y), or inputs by name, {'a': a, 'b': b}."
+            ) from error
+
+    def _set_drawn(self, drawn: dict[str, Tensor]) -> None:
+        self.drawn = NamedTensors(drawn)
         self.members = len(next(iter(drawn.values()))) if drawn else 1
 
     def _load_from_state_dict(
@@ -283,18 +327,65 @@ class Tracked(WideBuffers, Model):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Makes room for the drawn networks of the state dict: as many as it has, or none."""
+        """Allocate as many drawn networks as the state dict has."""
         drawn = {}
         for name, own in (*self.net.named_parameters(), *self.net.named_buffers()):
-            saved = state_dict.get(f"{prefix}drawn.{name.replace('.', '/')}")
+            saved = state_dict.get(f"{prefix}drawn.{buffer_name(name)}")
             if saved is not None:
                 drawn[name] = torch.empty(saved.shape, dtype=own.dtype, device=own.device)
-        self._keep(drawn)
-        self._looked = False
+        self._set_drawn(drawn)
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
 
 
-def build(net: nn.Module, config: Config, **model_options: Any) -> Model:
-    return Tracked(net, config, **model_options)
+def split_batch(batch: Any, net: nn.Module) -> tuple[Any, Any]:
+    """Return the inputs of a batch, and its targets if the network could take them as an argument.
+
+    See ``TRADI.after_fit`` for the rules.
+
+    Example:
+        >>> x, y = torch.randn(4, 5), torch.zeros(4)
+        >>> net = nn.Linear(5, 2)
+        >>> all(split_batch(batch, net)[0] is x for batch in (x, (x, y), [x, y]))
+        True
+    """
+    if not isinstance(batch, tuple | list):
+        return batch, None
+    if len(batch) == 2:
+        x, y = batch
+        if isinstance(x, tuple | list | Mapping) or not _accepts(net, x, y):
+            return x, None
+        if _accepts(net, x):
+            return x, y
+    elif not _accepts(net, *batch):
+        raise ValueError(
+            f"after_fit takes batches (x, y) or the inputs of the network; got a {type(batch).__name__} of "
+            f"{len(batch)}, which are not the arguments of {type(net).__name__}. Fix: "
+            "model.after_fit([x for x, *_ in loader])."
+        )
+    return tuple(batch), None
+
+
+def _accepts(net: nn.Module, *args: Any) -> bool:
+    """Return True if the signature of the network's forward takes these positional arguments."""
+    try:
+        signature = inspect.signature(net.forward)
+    except (TypeError, ValueError):  # not a Python function
+        return True
+    try:
+        signature.bind(*args)
+    except TypeError:
+        return False
+    return True
+
+
+def build(net: nn.Module, config: Config, **model_options: Any) -> TRADI:
+    """Track the trainable weights of ``net``.
+
+    Args:
+        net: any network with trainable weights.
+        config: the options.
+        model_options: ``likelihood`` (any) and ``readout``.
+    """
+    return TRADI(net, config, **model_options)

@@ -108,42 +108,39 @@ class RankOneEnsemble(MemberEnsemble):
             values = 0.75 + 0.5 * torch.rand(count, width, generator=generator)
             return values.to(like)
 
-        return SampledFactors(
-            LayerFactors(
-                near_one(layer.layer.weight, layer.factors.inputs),  # type: ignore[arg-type]
-                near_one(layer.layer.weight, layer.factors.outputs),  # type: ignore[arg-type]
-                None if layer.member_bias is None else _first(layer.member_bias, count),
+        factors = []
+        for layer in self.layers:
+            weight: Any = layer.layer.weight
+            r, s = (
+                near_one(weight, width) for width in (layer.factors.inputs, layer.factors.outputs)
             )
-            for layer in self.layers
-        )
+            bias = layer.member_bias
+            factors.append(LayerFactors(r, s, None if bias is None else _first(bias, count)))
+        return SampledFactors(factors)
 
     def loss(self, x: Any, y: Any, weight: Tensor | None = None) -> Terms:
-        posterior = self.posterior()
-        terms = self.batch_nll(posterior, x, y, weight)
-        # Penalties of layers on several devices are on the first one's, the outputs on the last one's.
-        device = terms["nll"].device
-        penalties = {name: t.to(device) for name, t in self.penalties(posterior).items()}
-        return total(**terms, **penalties)
-
-    def batch_nll(
-        self, posterior: FactorPosterior, x: Any, y: Any, weight: Tensor | None = None
-    ) -> Terms:
-        """Return the mean NLL of the members' rows; every example counts once."""
         self.likelihood.check_batch(x, y)
         args, kwargs = as_call(x)
         batch, members = batch_size(args, kwargs), self.members
         self.ensure_checked(members, args, kwargs)
+        mode = self.batch_mode if self.training else "repeat"
+        if self.independent_rows is False:
+            mode = "repeat"  # examples that depend on each other stay together
+            batch = len(tree_leaves(y)[0])  # the batch may be another dimension of the inputs
         require_targets(y, batch)
-        mode = self.training_mode(self.batch_mode) if self.training else "repeat"
-        rows = rows_needed(batch, members, mode)
-        sampled = with_biases(self.layers, self.sample_training(posterior, rows // members))
-        outputs = self.run(sampled, args, kwargs, mode)
-        targets = expand_tree(y, batch, members, mode)
-        weights = row_weights(batch, members, mode, tree_leaves(outputs)[0].device)
-        if weight is not None:
-            own = expand_tree(weight, batch, members, mode)
-            weights = own if weights is None else own * weights
-        return self.likelihood.nll_terms(outputs, targets, weights)
+
+        posterior = self.posterior()
+        pairs = self.sample_training(posterior, rows_needed(batch, members, mode) // members)
+        outputs = self.run(with_biases(self.layers, pairs), args, kwargs, mode)
+
+        device = tree_leaves(outputs)[0].device
+        targets, weight = expand_tree((y, weight), batch, members, mode)
+        once = row_weights(batch, members, mode, device)  # every example counts once
+        weights = weight if once is None else once if weight is None else once * weight
+        terms = self.likelihood.nll_terms(outputs, targets, weights)
+        # Penalties of layers on several devices are on the first one's, the outputs on the last one's.
+        penalties = {name: term.to(device) for name, term in self.penalties(posterior).items()}
+        return total(**terms, **penalties)
 
     def sample_training(
         self, posterior: FactorPosterior, rows_per_member: int

@@ -43,13 +43,15 @@ class LayerFactors(NamedTuple):
         return self.s.shape[0]
 
 
-class SampledFactors(list[LayerFactors]):
+class SampledFactors:
     """The sampled factors of every converted layer, in the network's order."""
 
-    @property
-    def count(self) -> int:
-        """The number of members."""
-        return self[0].members
+    def __init__(self, layers: Sequence[LayerFactors]) -> None:
+        self.layers = layers
+        self.count = layers[0].s.shape[0]  # members
+
+    def __getitem__(self, index: int) -> LayerFactors:
+        return self.layers[index]
 
     def take(self, start: int, count: int) -> "SampledFactors":
         """Return ``count`` members, from ``start`` on."""
@@ -59,7 +61,7 @@ class SampledFactors(list[LayerFactors]):
         return SampledFactors(
             [
                 LayerFactors(f.r[part], f.s[part], None if f.bias is None else f.bias[part])
-                for f in self
+                for f in self.layers
             ]
         )
 

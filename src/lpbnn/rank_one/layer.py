@@ -86,13 +86,6 @@ class RankOneLayer(Wrapper):
     def extra_repr(self) -> str:
         return f"members={self.factors.members}"
 
-    def with_bias(self, r: Tensor, s: Tensor) -> LayerFactors:
-        """Return sampled r and s, with the members' biases beside them."""
-        bias = self.member_bias
-        if bias is not None:
-            bias = repeat(bias, s.shape[0] // bias.shape[0])
-        return LayerFactors(r, s, bias)
-
     def restore(self) -> nn.Module:
         """Return the wrapped layer: the shared weight, and the mean of the members' biases."""
         if self.member_bias is not None:
@@ -191,26 +184,28 @@ def sample_layers(layers: list[RankOneLayer], samples: int = 1) -> SampledFactor
 
 
 def with_biases(layers: list[RankOneLayer], pairs: list[tuple[Tensor, Tensor]]) -> SampledFactors:
-    """Return sampled (r, s) of every layer, with each layer's biases beside them."""
-    # A list: a compiler that breaks the graph in the network cannot write down a generator.
-    found = [layer.with_bias(r, s) for layer, (r, s) in zip(layers, pairs, strict=True)]
-    return SampledFactors(found)
+    """Return sampled (r, s) of every layer, with the biases of its members beside them."""
+    factors = []
+    for layer, (r, s) in zip(layers, pairs, strict=True):
+        bias = layer.member_bias
+        if bias is not None and bias.shape[0] != s.shape[0]:
+            bias = repeat(bias, s.shape[0] // bias.shape[0])
+        factors.append(LayerFactors(r, s, bias))
+    return SampledFactors(factors)
 
 
 def member_weights(layer: nn.Module, factors: LayerFactors) -> Tensor:
     r"""Return W_j = W * (s_j r_j^T) for every member: (M, \*weight.shape), grouped layers included."""
     weight: Tensor = layer.weight  # type: ignore[assignment]
     r, s = factors.r.to(weight.dtype), factors.s.to(weight.dtype)
-    if isinstance(layer, nn.Linear):
-        return weight * (s.unsqueeze(2) * r.unsqueeze(1))
-    groups: int = layer.groups  # type: ignore[assignment]
-    r, s = r.unflatten(1, (groups, -1)), s.unflatten(1, (groups, -1))
-    if isinstance(layer, TRANSPOSED):  # weight: (inputs, outputs / groups, ...)
-        outer = r.unsqueeze(3) * s.unsqueeze(2)
-    else:  # weight: (outputs, inputs / groups, ...)
-        outer = s.unsqueeze(3) * r.unsqueeze(2)
-    outer = outer.flatten(1, 2)
-    return weight * outer[(...,) + (None,) * (weight.dim() - 2)]
+    groups: int = getattr(layer, "groups", 1)
+    rows, columns = (r, s) if isinstance(layer, TRANSPOSED) else (s, r)  # of the weight
+    if groups == 1:
+        outer = rows.unsqueeze(2) * columns.unsqueeze(1)
+    else:  # a group's rows meet that group's columns
+        rows, columns = rows.unflatten(1, (groups, -1)), columns.unflatten(1, (groups, -1))
+        outer = (rows.unsqueeze(3) * columns.unsqueeze(2)).flatten(1, 2)
+    return weight * outer.view(*outer.shape, *(1,) * (weight.dim() - 2))
 
 
 def _apply(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lpbnn.kernels.stacking import stack_tensors
-from lpbnn.likelihoods import at_least_float32
 from lpbnn.rank_one.factors import (
     FactorPosterior,
     Factors,
@@ -127,17 +126,49 @@ def fit_decoder(drawn: Tensor, codes: Tensor, wanted: Tensor) -> Tensor:
 
 
 class LatentPosterior(FactorPosterior):
-    """The latent posterior of all layers: one group, unless device, precision or latent size differ.
+    """The latent posterior of all layers, computed together.
 
-    Sampling and penalties of one loss use the same object, so that every encoder runs once.
+    Layers of equal width share their products; the codes of all are one tensor (L, J, latent), with the
+    layers in the order of ``grouped_layers``. Sampling and penalties of one loss use the same object, so
+    that every encoder runs once. Layers may be on several devices: their codes are on the first one's.
     """
 
     def __init__(self, layers: Sequence[LatentFactors]) -> None:
-        groups = group_layers(layers, _group_key)
-        # Neighbours of equal width share their products.
-        order = [sorted(group, key=lambda i: layers[i].inputs) for group in groups]
-        self.groups = [LatentGroup([layers[i] for i in group]) for group in order]
-        self.position = {i: at for at, i in enumerate(i for group in order for i in group)}
+        groups = group_layers(layers, lambda layer: (layer.inputs, layer.s.device))
+        groups.sort(key=lambda group: layers[group[0]].inputs)
+        order = [i for group in groups for i in group]
+        self.position = sorted(
+            range(len(order)), key=order.__getitem__
+        )  # of each layer in the codes
+        self.grouped_layers = [layers[i] for i in order]
+        self.latent = layers[0].latent
+        self.sizes = [len(group) for group in groups]
+        device = self.grouped_layers[0].s.device
+        self.r, self.decoders, self.decoder_biases, codes = [], [], [], []
+        with full_precision(device):
+            for group in groups:
+                same = [layers[i] for i in group]
+                r = stack_tensors([f.r for f in same])
+                encoder = stack_tensors([f.encoder.weight for f in same])
+                bias = stack_tensors([f.encoder.bias for f in same]).unsqueeze(2)
+                # The weight is the left factor: its gradient comes as the parameters lie, not transposed.
+                code = torch.bmm(encoder, ((r - 1) / r.shape[-1] ** 0.5).mT) + bias
+                codes.append(code.to(device))
+                self.r.append(r)
+                self.decoders.append(stack_tensors([f.decoder.weight for f in same]))
+                self.decoder_biases.append(
+                    stack_tensors([f.decoder.bias for f in same]).unsqueeze(2)
+                )
+            self.mu, self.log_variance = torch.cat(codes).mT.chunk(2, dim=-1)
+            self.sigma = (0.5 * self.log_variance).exp()
+        self.center: list[Tensor] | None = None  # r^ of the means, if they were decoded
+
+    def decode(self, z: Tensor) -> list[Tensor]:
+        """Decode z (L, rows, latent) to r^ of every width, (layers of it, rows, m)."""
+        with full_precision(z.device):
+            codes = (z / self.latent**0.5).mT.split(self.sizes)
+            parts = zip(self.decoder_biases, self.decoders, codes, strict=True)
+            return [torch.baddbmm(bias, D, code.to(D.device)).mT for bias, D, code in parts]
 
     def sample(
         self,
@@ -156,80 +187,6 @@ class LatentPosterior(FactorPosterior):
             copies: repeat each draw of r^ beside itself. A compiler sums the gradients of copies that are
                 made here, for all layers at once, faster than those it makes layer by layer.
         """
-        sampled = [
-            pair
-            for group in self.groups
-            for pair in group.sample(samples, noise_scale, keep_mean, copies)
-        ]
-        return [sampled[self.position[i]] for i in range(len(sampled))]
-
-    def mean(self) -> list[Pair]:
-        means = [pair for group in self.groups for pair in group.mean_pairs()]
-        return [means[self.position[i]] for i in range(len(means))]
-
-    def covariance_factors(self) -> list[Tensor]:
-        """Return A (J, m, latent) of every layer, with Cov(r^_j) = A_j A_j^T."""
-        found = [factor for group in self.groups for factor in group.covariance_factors()]
-        return [found[self.position[i]] for i in range(len(found))]
-
-    def kl(self) -> Tensor:
-        """Return KL(q(z|r) || N(0, I)) of every layer in ``grouped_layers``, (L,), mean over members."""
-        return _concatenate([group.kl() for group in self.groups])
-
-    def squared_error(self, of_samples: bool) -> Tensor:
-        """Return the squared reconstruction error of every layer in ``grouped_layers``, (L,)."""
-        return _concatenate([group.squared_error(of_samples) for group in self.groups])
-
-    @property
-    def grouped_layers(self) -> list[LatentFactors]:
-        """The layers in the order of ``kl`` and ``squared_error``."""
-        return [layer for group in self.groups for layer in group.layers]
-
-
-class LatentGroup:
-    """The autoencoders of layers on one device with one latent size, computed together.
-
-    Layers of equal width are neighbours and share their products; the codes of all are one tensor
-    (L, J, latent).
-    """
-
-    def __init__(self, layers: Sequence[LatentFactors]) -> None:
-        self.layers = layers
-        self.latent = layers[0].latent
-        widths = group_layers(layers, lambda layer: layer.inputs)
-        same = [[layers[i] for i in group] for group in widths]
-        self.sizes = [len(group) for group in same]
-        with full_precision(layers[0].s.device):
-            self.r = [stack_tensors([f.r for f in group]) for group in same]
-            self.decoder_weights = [
-                stack_tensors([f.decoder.weight for f in group]) for group in same
-            ]
-            self.decoder_biases = [
-                stack_tensors([f.decoder.bias for f in group]).unsqueeze(2) for group in same
-            ]
-            encoders = [stack_tensors([f.encoder.weight for f in group]) for group in same]
-            # The weight is the left factor: its gradient comes as the parameters lie, not transposed.
-            codes = [
-                torch.bmm(weight, ((r - 1) / r.shape[-1] ** 0.5).mT)
-                for weight, r in zip(encoders, self.r, strict=True)
-            ]
-            bias = stack_tensors([f.encoder.bias for f in layers])
-            code = (torch.cat(codes) + bias.unsqueeze(2)).mT
-            self.mu, self.log_variance = code.chunk(2, dim=-1)
-            self.sigma = (0.5 * self.log_variance).exp()
-        self.center: list[Tensor] | None = None  # r^ of the means, if they were decoded
-
-    def decode(self, z: Tensor) -> list[Tensor]:
-        """Decode z (L, rows, latent) to r^ of every width, (layers of it, rows, m)."""
-        with full_precision(z.device):
-            codes = (z / self.latent**0.5).mT.split(self.sizes)
-            parts = zip(self.decoder_biases, self.decoder_weights, codes, strict=True)
-            return [torch.baddbmm(bias, weight, code).mT for bias, weight, code in parts]
-
-    def sample(
-        self, samples: int, noise_scale: Tensor | None, keep_mean: bool, copies: int
-    ) -> list[Pair]:
-        """Sample r^ and s of every layer; see ``LatentPosterior.sample``."""
         z = sample_gaussian(self.mu, self.sigma, samples, noise_scale).flatten(1, 2)
         if keep_mean:
             both = self.decode(torch.cat([z, self.mu], 1))
@@ -239,48 +196,49 @@ class LatentGroup:
             r_hats = self.decode(z)
         if copies > 1:
             r_hats = [r.unsqueeze(2).expand(-1, -1, copies, -1).flatten(1, 2) for r in r_hats]
-        by_layer = [r for same in r_hats for r in same]
-        return [(r, repeat(f.s, samples)) for r, f in zip(by_layer, self.layers, strict=True)]
+        return self._pairs(r_hats, samples)
 
-    def mean_pairs(self) -> list[Pair]:
-        by_layer = [r for same in self.decode(self.mu) for r in same]
-        return [(r, f.s) for r, f in zip(by_layer, self.layers, strict=True)]
+    def mean(self) -> list[Pair]:
+        return self._pairs(self.decode(self.mu), 1)
+
+    def _pairs(self, r_hats: list[Tensor], samples: int) -> list[Pair]:
+        """Return (r^, s) of every layer, in the order the layers were given in."""
+        by_layer = [r for same in r_hats for r in same]
+        pairs = [
+            (r, repeat(f.s, samples)) for r, f in zip(by_layer, self.grouped_layers, strict=True)
+        ]
+        return [pairs[at] for at in self.position]
 
     def covariance_factors(self) -> list[Tensor]:
+        """Return A (J, m, latent) of every layer, with Cov(r^_j) = A_j A_j^T."""
         scales = self.sigma / self.latent**0.5  # (L, J, latent)
-        weights = [at_least_float32(f.decoder.weight) for f in self.layers]
-        return [w * scale.unsqueeze(1) for w, scale in zip(weights, scales, strict=True)]
+        weights = [D for same in self.decoders for D in same]
+        factors = [D * s.unsqueeze(1).to(D.device) for D, s in zip(weights, scales, strict=True)]
+        return [factors[at] for at in self.position]
 
     def kl(self) -> Tensor:
+        """Return KL(q(z|r) || N(0, I)) of every layer in ``grouped_layers``, (L,), mean over members."""
         with full_precision(self.mu.device):
             return kl_to_standard_normal(self.mu, self.log_variance).sum(-1).mean(-1)
 
     def squared_error(self, of_samples: bool) -> Tensor:
-        r"""Return the squared error of r^, (L,), averaged over members.
+        r"""Return the squared error of r^ of every layer in ``grouped_layers``, (L,), mean over members.
 
         Args:
             of_samples: the expectation over z, :math:`E\|r - \hat r\|^2 = \|r - E \hat r\|^2
                 + \frac1k \sum_i \sigma_i^2 \|D_i\|^2` (columns of D; exact, the decoder is linear).
                 False: of the mean alone, the first of the two terms.
         """
-        with full_precision(self.mu.device):
+        device = self.mu.device
+        with full_precision(device):
             centers = self.decode(self.mu) if self.center is None else self.center
             errors = [
-                F.mse_loss(center, r, reduction="none").sum((1, 2))
+                F.mse_loss(center, r, reduction="none").sum((1, 2)).to(device)
                 for center, r in zip(centers, self.r, strict=True)
             ]
             squared = torch.cat(errors)
             if of_samples:
-                columns = torch.cat([w.square().sum(1) for w in self.decoder_weights])  # (L, k)
+                columns = torch.cat([D.square().sum(1).to(device) for D in self.decoders])  # (L, k)
                 noise = (self.sigma.square() * columns.unsqueeze(1)).sum((1, 2))
                 squared = squared + noise / self.latent
             return squared / self.mu.shape[1]
-
-
-def _group_key(layer: LatentFactors) -> object:
-    return layer.members, layer.latent, layer.s.device, layer.s.dtype
-
-
-def _concatenate(parts: list[Tensor]) -> Tensor:
-    """Concatenate the terms of layers on several devices on the first one's."""
-    return torch.cat([part.to(parts[0].device) for part in parts])

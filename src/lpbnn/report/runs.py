@@ -20,7 +20,7 @@ from lpbnn.report.entries import Entry, content, is_entry
 
 BASELINE = "mcp"  # the plain network: what costs are relative to
 WEIGHTS = "backbone_options.pretrained"
-# Options of 0.1 that records hold and no method has any more, each with the value that says what is done now.
+# Options of 0.1 that records hold and no method has any more, with the value that is today's behaviour.
 REMOVED = {
     "method_options.anneal": 0.0,
     "method_options.by_width": False,
@@ -259,11 +259,12 @@ def chosen(settings: Settings, method: str) -> list[str]:
 
 
 def essential(settings: Settings) -> Settings:
-    """Return what makes a run what it is: no setting that may differ between seeds, no removed option unset."""
+    """Return what makes a run what it is, without what may differ between seeds and removed options."""
     kept: Settings = {
         key: float(value) if type(value) is int else value  # -2 and -2.0 are one setting
         for key, value in settings.items()
-        if key not in INCIDENTAL and not (key in REMOVED and value == REMOVED[key])
+        if key not in INCIDENTAL
+        and not (key in REMOVED and value == REMOVED[key])  # those that were off
     }
     if kept.get(WEIGHTS):  # where the file lies says nothing of what is in it
         kept[WEIGHTS] = PurePath(kept[WEIGHTS]).name

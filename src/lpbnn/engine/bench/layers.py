@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from lpbnn.engine.bench.clock import interleaved, threads_of
 from lpbnn.rank_one.factors import PointFactors
-from lpbnn.rank_one.layer import FastWeight
-from lpbnn.rank_one.vae import LatentFactors
+from lpbnn.rank_one.layer import RankOneLayer
+from lpbnn.rank_one.vae import LatentFactors, LatentPosterior
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ def bench_layers(
     latent = LatentFactors(members, channels, channels)
     layers = {
         "plain": (conv(), None),
-        "BatchEnsemble": (FastWeight(conv(), PointFactors(members, channels, channels)), None),
-        "LP-BNN": (FastWeight(conv(), latent), latent),
+        "BatchEnsemble": (RankOneLayer(conv(), PointFactors(members, channels, channels)), None),
+        "LP-BNN": (RankOneLayer(conv(), latent), latent),
     }
     steps = {name: _step(layer, factors, x, upstream) for name, (layer, factors) in layers.items()}
     with threads_of(threads):
@@ -91,7 +91,8 @@ def _step(
         layer.zero_grad(set_to_none=True)
         outputs, gradients = [layer(x)], [upstream]
         if factors is not None:
-            outputs.append(torch.stack(LatentFactors.terms([factors])).sum())
+            posterior = LatentPosterior([factors])
+            outputs.append((posterior.kl() + posterior.squared_error(of_samples=False)).sum())
             gradients.append(torch.ones(()))
         torch.autograd.backward(outputs, gradients)
 

@@ -18,9 +18,9 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from lpbnn import backbones
+from lpbnn.convert.checks import SUPPORTED, TRANSPOSED, widths
 from lpbnn.engine.bench.workload import Workload
 from lpbnn.members.rows import rows_needed
-from lpbnn.rank_one.layer import SUPPORTED, TRANSPOSED, widths
 
 NUMBER = 2  # bytes, in bf16
 UNFUSED = 8  # times that autograd passes over what is scaled, a kernel for every product and sum

@@ -1,4 +1,4 @@
-"""Convolutions that are differentiated twice: torch's own numbers, by other kernels."""
+"""Convolutions with a fast second derivative: the numbers are torch's own."""
 
 import copy
 from collections import Counter
@@ -30,7 +30,7 @@ CASES: dict[str, dict[str, Any]] = {
 def second(
     apply: Any, x: Tensor, weight: Tensor, bias: Tensor | None, **options: Any
 ) -> list[Tensor]:
-    """The output, its gradient by x, and what a penalty on both is by everything."""
+    """Return the output, its gradient by x, and the gradients of a penalty on both."""
     x = x.detach().requires_grad_()
     y = apply(x, weight, bias, **options)
     (by_x,) = torch.autograd.grad(y.sin().sum(), x, create_graph=True)
@@ -41,7 +41,7 @@ def second(
 
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_both_gradients_are_torchs(options: dict[str, Any], with_bias: bool) -> None:
+def test_both_gradients_equal_those_of_torch(options: dict[str, Any], with_bias: bool) -> None:
     groups = options.get("groups", 1)
     x = torch.randn(3, 4, 11, 10).double()
     weight = torch.randn(6, 4 // groups, 3, 3).double().requires_grad_()
@@ -52,7 +52,7 @@ def test_both_gradients_are_torchs(options: dict[str, Any], with_bias: bool) -> 
 
 
 @pytest.mark.parametrize("spatial", [1, 2, 3])
-def test_pictures_of_any_dimension(spatial: int) -> None:
+def test_images_of_any_dimension(spatial: int) -> None:
     x = torch.randn(2, 3, *[9, 8, 7][:spatial]).double()
     weight = torch.randn(4, 3, *[3] * spatial).double().requires_grad_()
     plain = CONVOLUTIONS[spatial - 1]
@@ -61,21 +61,21 @@ def test_pictures_of_any_dimension(spatial: int) -> None:
     torch.testing.assert_close(convolution(x[0], weight), plain(x[0], weight))  # no batch
 
 
-def test_arguments_by_their_names() -> None:
+def test_arguments_may_be_given_by_name() -> None:
     x, weight = torch.randn(2, 2, 5, 5), torch.randn(2, 2, 3, 3)
     named = {"bias": torch.randn(2), "stride": 2, "padding": 1, "dilation": 1, "groups": 1}
     found = convolution(input=x, weight=weight, **named)
     torch.testing.assert_close(found, torch.conv2d(input=x, weight=weight, **named))
 
 
-def test_third_gradients_too() -> None:
+def test_third_derivatives_are_right() -> None:
     x, weight = torch.randn(2, 2, 5, 5).double(), torch.randn(2, 2, 3, 3).double()
     inputs = (x.requires_grad_(), weight.requires_grad_())
     assert torch.autograd.gradgradcheck(lambda x, w: convolution(x, w, stride=2), inputs)
 
 
-def test_autocast_is_as_everywhere() -> None:
-    """Half precision where torch has it, not in double precision; gradients in the weights' own."""
+def test_autocast_applies_as_to_torchs_convolutions() -> None:
+    """Half precision where torch has it, except for float64; gradients have the weights' dtype."""
     x, weight = torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
         y = convolution(x, weight)
@@ -87,7 +87,7 @@ def test_autocast_is_as_everywhere() -> None:
     torch.testing.assert_close(gradient, exact, rtol=0.02, atol=0.1)
 
 
-def test_a_part_that_is_not_cast_stays_so_in_the_gradient() -> None:
+def test_a_part_without_autocast_has_gradients_without_autocast() -> None:
     x, weight = torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3, requires_grad=True)
     exact = second(torch.conv2d, x, weight, None)
 
@@ -100,18 +100,18 @@ def test_a_part_that_is_not_cast_stays_so_in_the_gradient() -> None:
     torch.testing.assert_close(found, exact)
 
 
-def test_complex_numbers_as_torch_has_them() -> None:
+def test_complex_convolutions_equal_those_of_torch() -> None:
     x = torch.randn(2, 2, 5, 5, dtype=torch.complex64)
     weight = torch.randn(2, 2, 3, 3, dtype=torch.complex64)
     torch.testing.assert_close(convolution(x, weight), torch.conv2d(x, weight))
 
 
-def test_a_compiled_step_has_no_kernel_as_large_as_the_picture() -> None:
-    """The widths of all kernels: what torch's own formula makes of DUQ's penalty would be among them."""
+def test_a_compiled_step_of_duq_has_no_kernel_as_large_as_the_image() -> None:
+    """Torch's own formula for the second derivative would have one."""
     model = lpbnn.build(ResNet(), "duq", sigma=0.5).double().train()
     widths: Counter[int] = Counter()
 
-    def look(graph: GraphModule, _: Any) -> Any:
+    def note_widths(graph: GraphModule, _: Any) -> Any:
         for node in graph.graph.nodes:
             if node.target is torch.ops.aten.convolution.default:
                 widths[node.args[1].meta["val"].shape[-1]] += 1
@@ -120,7 +120,7 @@ def test_a_compiled_step_has_no_kernel_as_large_as_the_picture() -> None:
     torch._dynamo.reset()
     step = torch.compile(
         copy.deepcopy(model).loss,
-        backend=aot_autograd(fw_compiler=look, bw_compiler=look),
+        backend=aot_autograd(fw_compiler=note_widths, bw_compiler=note_widths),
         fullgraph=True,
     )
     step(torch.randn(4, 3, 16, 16).double(), torch.randint(3, (4,)))["loss"].backward()

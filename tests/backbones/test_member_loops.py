@@ -1,4 +1,4 @@
-"""DeepLab's two doors: ASPP for all members together, the large maps in turn, and exact answers."""
+"""DeepLab's two expansion points: ASPP for all members together, members one by one for large maps."""
 
 import copy
 from collections.abc import Callable
@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 import lpbnn
 from lpbnn import backbones
-from lpbnn.rank_one.ensemble import FastWeightEnsemble
+from lpbnn.members.partial import FULL, FULL_PART, fills_device
+from lpbnn.rank_one.ensemble import RankOneEnsemble
 
-DOORS = ["decoder.aspp", "decoder.refine"]
+POINTS = ["decoder.aspp", "decoder.refine"]
 GROUPS: dict[str, Any] = {"norm": "group", "standardise": True}
 KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "LP-BNN": ("lpbnn", {}, {}),
@@ -28,27 +29,29 @@ def network(**options: Any) -> nn.Module:
     return settle(backbones.build("deeplab-resnet18", 3, **small).double())
 
 
-def ensemble(method: str, net: nn.Module, **options: Any) -> FastWeightEnsemble:
+def ensemble(method: str, net: nn.Module, **options: Any) -> RankOneEnsemble:
     given: dict[str, Any] = {"members": 3, "include": "decoder.*", "num_data": 9, **options}
     model = lpbnn.build(net, method, task="segmentation", **given).double().eval()
-    assert isinstance(model, FastWeightEnsemble)
+    assert isinstance(model, RankOneEnsemble)
+    report = lpbnn.check(model, torch.randn(2, 3, 33, 40).double())  # later passes run no comparison
+    assert report.execution == "batched"
     return model
 
 
-def apart(model: FastWeightEnsemble) -> FastWeightEnsemble:
+def apart(model: RankOneEnsemble) -> RankOneEnsemble:
     """Batch norms of members get statistics of their own."""
     settle(model)
     return model
 
 
-def repeating(model: FastWeightEnsemble) -> FastWeightEnsemble:
-    """The same members, with the batch spread at the network's own door."""
+def repeating(model: RankOneEnsemble) -> RankOneEnsemble:
+    """Return the same members, with the batch expanded in front of the whole network."""
     whole = copy.deepcopy(model)
-    whole.stages = [""]
+    whole.use_expansion_points([""])
     return whole
 
 
-def counted(model: FastWeightEnsemble, path: str) -> list[int]:
+def counted(model: RankOneEnsemble, path: str) -> list[int]:
     """The rows of every call of a part; no hook, which would be shown all members together."""
     module: Any = model.net.get_submodule(path)
     seen: list[int] = []
@@ -63,27 +66,29 @@ def counted(model: FastWeightEnsemble, path: str) -> list[int]:
     return seen
 
 
-def answer(model: lpbnn.UncertainModel, x: Tensor, samples: int, **options: Any) -> lpbnn.Prediction:
+def answer(
+    model: lpbnn.UncertainModel, x: Tensor, samples: int, **options: Any
+) -> lpbnn.Prediction:
     return lpbnn.predict(model, x, samples=samples, seed=5, **options)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_in_turn_and_together_the_answer_is_that_of_repeating_everything(
-    kind: str, batch: int, in_turn: Callable[[bool], None]
+def test_one_by_one_and_together_members_answer_as_when_everything_is_repeated(
+    kind: str, batch: int, fill_device: Callable[[bool], None]
 ) -> None:
     method, variant, options = KINDS[kind]
     model = apart(ensemble(method, network(**variant), **options))
     whole = repeating(model)
-    assert model.stages == DOORS
-    encoder, aspp, refine = (counted(model, path) for path in ("encoder", *DOORS))
+    assert model.expand_at == POINTS
+    encoder, aspp, refine = (counted(model, path) for path in ("encoder", *POINTS))
     x = torch.randn(batch, 3, 33, 40).double()
     for samples in (1, 2):
         draws = samples if model.stochastic else 1
-        in_turn(False)
+        fill_device(False)
         expected = answer(whole, x, samples)
         for one_by_one in (True, False):
-            in_turn(one_by_one)
+            fill_device(one_by_one)
             for seen in (encoder, aspp, refine):
                 seen.clear()
             p = answer(model, x, samples)
@@ -101,9 +106,9 @@ def test_in_turn_and_together_the_answer_is_that_of_repeating_everything(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_compiled_network_writes_out_the_second_part_alone(
-    kind: str, in_turn: Callable[[bool], None]
+    kind: str, fill_device: Callable[[bool], None]
 ) -> None:
-    in_turn(True)
+    fill_device(True)
     method, variant, options = KINDS[kind]
     model = apart(ensemble(method, network(**variant), **options))
     x = torch.randn(2, 3, 33, 40).double()
@@ -131,32 +136,32 @@ def test_a_compiled_network_writes_out_the_second_part_alone(
 
 
 @pytest.mark.parametrize(
-    ("include", "stages"),
+    ("include", "points"),
     [
-        ("decoder.*", DOORS),
-        ("decoder.aspp.*", DOORS),  # the second meets what the first gave
-        ("decoder.aspp.project.*", DOORS),
-        (["decoder.aspp.project.*", "decoder.refine.head"], DOORS),
+        ("decoder.*", POINTS),
+        ("decoder.aspp.*", POINTS),  # the second meets what the first gave
+        ("decoder.aspp.project.*", POINTS),
+        (["decoder.aspp.project.*", "decoder.refine.head"], POINTS),
         ("decoder.refine.*", ["decoder.refine"]),
-        ("decoder.refine.fuse2.*", ["decoder.refine.fuse2.conv"]),
+        ("decoder.refine.fuse2.*", ["decoder.refine.fuse2"]),
     ],
 )
-def test_a_part_of_the_decoder_has_the_doors_that_it_needs(
-    include: str | list[str], stages: list[str], in_turn: Callable[[bool], None]
+def test_a_part_of_the_decoder_has_the_expansion_points_that_it_needs(
+    include: str | list[str], points: list[str], fill_device: Callable[[bool], None]
 ) -> None:
     model = ensemble("lpbnn", network(), include=include)
     whole = repeating(model)
-    assert model.stages == stages
+    assert model.expand_at == points
     x = torch.randn(2, 3, 33, 40).double()
-    in_turn(True)
+    fill_device(True)
     found, expected = (answer(m, x, 1).members for m in (model, whole))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-def test_training_spreads_at_both_doors() -> None:
+def test_training_expands_the_batch_at_both_points() -> None:
     for size in (1, 3, 4, 6):
         model = ensemble("lpbnn", network())
-        encoder, aspp, refine = (counted(model, path) for path in ("encoder", *DOORS))
+        encoder, aspp, refine = (counted(model, path) for path in ("encoder", *POINTS))
         x, y = torch.randn(size, 3, 33, 40).double(), torch.randint(3, (size, 33, 40))
         model.train().loss(x, y)["loss"].backward()
         rows = -(-size // 3) * 3  # as many slices as members, of as few pictures as will do
@@ -165,7 +170,6 @@ def test_training_spreads_at_both_doors() -> None:
 
 def test_one_frame_of_a_street_stays_together_on_a_gpu_without_a_compiler_and_two_do_not() -> None:
     fine = torch.empty(1, 256, 180, 320, device="meta")
-    full = lpbnn.rank_one.stages.FULL_STAGE
-    assert not lpbnn.rank_one.stages.fills_device([fine], full)
-    assert lpbnn.rank_one.stages.fills_device([fine.expand(2, -1, -1, -1)], full)
-    assert lpbnn.rank_one.stages.fills_device([fine], lpbnn.rank_one.stages.FULL)  # compiled
+    assert not fills_device([fine], FULL_PART)
+    assert fills_device([fine.expand(2, -1, -1, -1)], FULL_PART)
+    assert fills_device([fine], FULL)  # compiled

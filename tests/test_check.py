@@ -1,0 +1,405 @@
+"""Members as rows equal members one by one, or a warning says so: no silently wrong answers."""
+
+import copy
+import pickle
+import sys
+import threading
+import warnings
+
+import pytest
+import torch
+from networks import Counting, EncoderDecoder, Mlp, ResNet, Vit, ordinary, settle
+from torch import Tensor, nn
+
+import lpbnn
+from lpbnn.check import CheckReport
+
+MIXES = "members cannot run as rows of one batch"
+BATCHED_METHODS = ["lpbnn", "batchensemble", "rank1", "mcdropout"]
+RANK_ONE = ["lpbnn", "batchensemble", "rank1"]
+
+
+class Siamese(nn.Module):
+    """Two views, concatenated along the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 6))
+        self.head = nn.Linear(12, 3)
+
+    def forward(self, one: Tensor, other: Tensor) -> Tensor:
+        first, second = self.encoder(torch.cat([one, other])).chunk(2)
+        return self.head(torch.cat([first, second], 1))
+
+
+class Graph(nn.Module):
+    """Messages along edges: the output of a node depends on its neighbours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, nodes: Tensor, edges: Tensor) -> Tensor:
+        h = torch.tanh(self.embed(nodes))
+        messages = torch.zeros_like(h).index_add_(0, edges[1], h[edges[0]])
+        return self.head(h + messages)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, batch_first: bool, kind: type[nn.RNNBase] = nn.LSTM) -> None:
+        super().__init__()
+        self.rnn = kind(5, 8, batch_first=batch_first)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, state: Tensor | None = None) -> Tensor:
+        outputs, _ = self.rnn(x, state)
+        return self.head(outputs[:, -1] if self.rnn.batch_first else outputs[-1])
+
+
+class Transposing(Recurrent):
+    """A time-first layer that is given the batch where it expects it."""
+
+    def __init__(self) -> None:
+        super().__init__(batch_first=False)
+
+    def forward(self, x: Tensor, state: Tensor | None = None) -> Tensor:
+        return super().forward(x.transpose(0, 1))
+
+
+class BatchLast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x.movedim(-1, 0))
+
+
+class MixesInTraining(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.last(h - h.mean(0) if self.training else h)
+
+
+class RandomInTraining(MixesInTraining):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(nn.functional.dropout(self.first(x), 0.5, self.training))
+
+
+class SecondLayerOnly(nn.Module):
+    """Blocks in a list, behind an embedding; a mask goes to every block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(5, 8)
+        self.blocks = nn.ModuleList([self.block() for _ in range(3)])
+        self.head = nn.Linear(8, 3)
+
+    def block(self) -> nn.Module:
+        return nn.Sequential(Counting(), nn.Linear(8, 8), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x)
+        for block in self.blocks:
+            h = block(h)
+        return self.head(h)
+
+
+class ZeroHead(nn.Sequential):
+    """Its outputs say nothing about its members: they are all zero."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(5, 8), nn.Tanh(), Reversed(), nn.Linear(8, 3))
+        nn.init.zeros_(self[3].weight)
+
+
+class Reversed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flip(0)
+
+
+def ring(nodes: int) -> Tensor:
+    return torch.stack([torch.arange(nodes), (torch.arange(nodes) + 1) % nodes])
+
+
+def pair() -> tuple[Tensor, Tensor]:
+    return torch.randn(8, 5), torch.randn(8, 5)
+
+
+def build(net: nn.Module, method: str = "lpbnn", **options: object) -> lpbnn.UncertainModel:
+    return lpbnn.build(net, method, num_data=10, **options)  # type: ignore[arg-type]
+
+
+def one_by_one(model: lpbnn.UncertainModel, *inputs: Tensor) -> Tensor:
+    """The members' outputs by ordinary networks that carry their weights."""
+    sampled = model.sample()
+    return torch.stack([ordinary(model, sampled, j)(*inputs) for j in range(model.members)])
+
+
+@pytest.mark.parametrize(
+    ("net", "inputs"),
+    [(Siamese, pair()), (Graph, (torch.randn(8, 5), ring(8))), (BatchLast, (torch.randn(5, 8),))],
+)
+def test_a_network_that_mixes_rows_gives_every_members_own_answer(
+    net: type[nn.Module], inputs: tuple[Tensor, ...]
+) -> None:
+    model = build(net(), "batchensemble").eval()
+    with pytest.warns(UserWarning, match=MIXES), torch.no_grad():
+        found = model(*inputs)
+    torch.testing.assert_close(found, one_by_one(model, *inputs))
+
+
+@pytest.mark.parametrize("method", BATCHED_METHODS)
+def test_a_siamese_network_predicts_the_same_in_portions(method: str) -> None:
+    model, x = build(Siamese(), method), pair()
+    with pytest.warns(UserWarning, match=MIXES):
+        whole = lpbnn.predict(model, x, seed=0)
+    parts = lpbnn.predict(model, x, seed=0, chunk=3)
+    torch.testing.assert_close(whole.probs, parts.probs)
+
+
+@pytest.mark.parametrize("method", RANK_ONE)
+def test_portions_of_a_graph_are_refused(method: str) -> None:
+    model, x = build(Graph(), method), (torch.randn(8, 5), ring(8))
+    with pytest.warns(UserWarning, match=MIXES):
+        lpbnn.predict(model, x)
+    with pytest.raises(ValueError, match="depends on the other examples"):
+        lpbnn.predict(model, x, chunk=3)
+
+
+def test_portions_of_a_graph_are_refused_for_one_network_too() -> None:
+    with pytest.raises(ValueError, match="depends on the other examples"):
+        lpbnn.predict(build(Graph(), "mcp"), (torch.randn(8, 5), ring(8)), chunk=3)
+
+
+def test_a_graph_trains_every_member_on_the_whole_batch() -> None:
+    model, nodes, y = build(Graph(), "batchensemble"), torch.randn(8, 5), torch.randint(0, 3, (8,))
+    with pytest.warns(UserWarning, match="depends on the other examples"):
+        loss = model.loss((nodes, ring(8)), y)["nll"]
+    outputs = one_by_one(model, nodes, ring(8))
+    each = [nn.functional.cross_entropy(output, y) for output in outputs]
+    torch.testing.assert_close(loss, torch.stack(each).mean())
+
+
+def test_a_siamese_network_still_trains_on_slices() -> None:
+    """Its rows are independent: member j sees its own quarter of the batch."""
+    model, (one, other), y = build(Siamese(), "batchensemble"), pair(), torch.randint(0, 3, (8,))
+    with pytest.warns(UserWarning, match=MIXES):
+        loss = model.loss((one, other), y)["nll"]
+    sampled, each = model.sample(), []
+    for j in range(4):
+        part = slice(2 * j, 2 * j + 2)
+        output = ordinary(model, sampled, j)(one[part], other[part])
+        each.append(nn.functional.cross_entropy(output, y[part]))
+    torch.testing.assert_close(loss, torch.stack(each).mean())
+
+
+@pytest.mark.parametrize("time", [2, 8])
+@pytest.mark.parametrize("method", RANK_ONE)
+def test_a_time_first_recurrent_layer_is_refused_by_name(method: str, time: int) -> None:
+    model = build(Recurrent(batch_first=False), method, exclude="rnn")
+    with pytest.raises(ValueError, match="'rnn' is a LSTM with batch_first=False"):
+        lpbnn.predict(model, torch.randn(time, 8, 5))
+
+
+def test_a_time_first_layer_between_transposes_is_right() -> None:
+    model = build(Transposing(), "batchensemble", exclude="rnn").eval()
+    x = torch.randn(8, 4, 5)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), one_by_one(model, x))
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_an_initial_state_of_a_recurrent_layer_is_right(batch: int) -> None:
+    model = build(Recurrent(True, nn.GRU), "batchensemble", exclude="rnn").eval()
+    x, state = torch.randn(batch, 4, 5), torch.randn(1, batch, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x, state), one_by_one(model, x, state))
+
+
+def test_mixing_in_training_alone_is_found_by_a_prediction() -> None:
+    model = build(MixesInTraining()).eval()
+    with pytest.warns(UserWarning, match="in training mode"):
+        lpbnn.predict(model, torch.randn(8, 5))
+
+
+def test_functional_dropout_is_not_taken_for_mixing() -> None:
+    model = build(RandomInTraining())
+    model.loss(torch.randn(8, 5), torch.randint(0, 3, (8,)))
+    assert model.execution == "batched"
+    assert "random in training mode" in str(lpbnn.check(model, torch.randn(8, 5)))
+
+
+def test_a_difference_behind_a_layer_of_zeros_is_found() -> None:
+    model = build(ZeroHead())
+    with pytest.warns(UserWarning, match="the input of '3' differs"):
+        model(torch.randn(8, 5))
+
+
+def test_the_warning_names_the_first_layer_that_differs() -> None:
+    model = build(Siamese())
+    with pytest.warns(UserWarning, match="the input of 'encoder.0' differs for member 0"):
+        model(*pair())
+
+
+@pytest.mark.parametrize("method", BATCHED_METHODS)
+@pytest.mark.parametrize("net", [Mlp, ResNet, Vit])
+def test_ordinary_networks_run_as_rows(method: str, net: type[nn.Module]) -> None:
+    model = build(net(), method)
+    report = lpbnn.check(model, torch.randn(4, *net.shape))
+    assert report.ok
+    assert report.execution == model.execution == "batched"
+
+
+@pytest.mark.parametrize("method", ["mcp", "ensemble", "meanfield", "edl", "tradi"])
+def test_methods_that_run_whole_networks_say_so(method: str) -> None:
+    report = lpbnn.check(build(Mlp(), method), torch.randn(4, 5))
+    assert report.execution == "single"
+    assert "whole networks" in str(report)
+
+
+def test_a_report_says_what_was_compared() -> None:
+    report = lpbnn.check(build(Mlp()), torch.randn(4, 5))
+    assert isinstance(report, CheckReport)
+    assert str(report).startswith("2 members of 3 examples: rows of one batch equal members that")
+
+
+def test_layers_before_a_converted_part_run_once_per_example() -> None:
+    net = SecondLayerOnly()
+    model = build(net, include=["blocks.1.*", "head"])
+    model(torch.randn(6, 5))
+    assert model.expand_at == ["blocks.1", "head"]
+    for block in net.blocks:
+        block[0].rows = 0
+    model(torch.randn(6, 5))
+    assert [block[0].rows for block in net.blocks] == [6, 6 * 4, 6 * 4]
+
+
+def test_a_skip_around_the_deepest_part_expands_the_batch_earlier() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(5, 5), nn.Linear(5, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.two(torch.tanh(self.one(x)))
+
+    net = nn.Sequential(nn.Linear(5, 5), Block(), nn.Linear(5, 3))
+    model = build(net, "batchensemble", include="1.two").eval()
+    x = torch.randn(6, 5)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), one_by_one(model, x))
+    assert model.expand_at == ["1"]
+
+
+def test_the_check_leaves_no_trace() -> None:
+    model, twin = (build(settle(ResNet())) for _ in range(2))
+    twin.load_state_dict(model.state_dict())
+    twin.check = False
+    x, y = torch.randn(8, *ResNet.shape), torch.randint(0, 3, (8,))
+    losses = []
+    for each in (model, twin):
+        torch.manual_seed(0)
+        losses.append(each.train().loss(x, y)["loss"])
+    assert torch.equal(*losses)
+    for (name, mine), theirs in zip(model.named_buffers(), twin.buffers(), strict=True):
+        assert torch.equal(mine, theirs), name
+    assert [m.training for m in model.modules()] == [m.training for m in twin.modules()]
+
+
+def test_the_check_runs_once_and_on_few_rows() -> None:
+    net = nn.Sequential(nn.Linear(5, 6), Counting(), nn.Linear(6, 3))
+    model = build(net)
+    model(torch.randn(100, 5))
+    assert sum(net[1].calls[:-1]) < 100
+    net[1].calls.clear()
+    model(torch.randn(100, 5))
+    assert net[1].calls == [400]
+
+
+def test_without_a_check_nothing_is_compared() -> None:
+    net = nn.Sequential(nn.Linear(5, 6), Counting(), nn.Linear(6, 3))
+    model = build(net, check=False)
+    model(torch.randn(10, 5))
+    assert net[1].calls == [40]
+    assert model.execution == "unchecked"
+
+
+@pytest.fixture
+def looping() -> lpbnn.UncertainModel:
+    model = build(Siamese())
+    with pytest.warns(UserWarning, match=MIXES):
+        model(*pair())
+    return model
+
+
+@pytest.mark.parametrize("way", ["state_dict", "pickle", "deepcopy", "freeze"])
+def test_the_result_is_remembered(way: str, looping: lpbnn.UncertainModel) -> None:
+    if way == "state_dict":
+        other = build(Siamese())
+        other.load_state_dict(looping.state_dict())
+    elif way == "pickle":
+        other = pickle.loads(pickle.dumps(looping))
+    else:
+        other = copy.deepcopy(looping) if way == "deepcopy" else lpbnn.freeze(looping)
+    assert other.execution == "loop"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        other(*pair())
+
+
+def test_the_expansion_points_are_remembered_with_the_weights() -> None:
+    model = build(SecondLayerOnly(), include=["blocks.1.*", "head"])
+    model(torch.randn(6, 5))
+    other = build(SecondLayerOnly(), include=["blocks.1.*", "head"])
+    other.load_state_dict(model.state_dict())
+    assert other.expand_at == ["blocks.1", "head"]
+
+
+def test_a_shared_encoder_is_compared_too() -> None:
+    model = build(EncoderDecoder(), include="decoder", task="segmentation")
+    report = lpbnn.check(model, torch.randn(3, 3, 4, 4))
+    assert (report.execution, report.expand_at) == ("batched", ["decoder"])
+
+
+def test_a_compiled_model_is_compared_with_the_reference() -> None:
+    model = build(Mlp()).eval()
+    compiled = torch.compile(model, backend="eager")
+    assert "compiled model equals the reference" in str(lpbnn.check(compiled, torch.randn(4, 5)))
+
+
+def test_a_plain_network_is_refused() -> None:
+    with pytest.raises(
+        TypeError, match="a model that lpbnn.build or lpbnn.freeze returned; got Mlp"
+    ):
+        lpbnn.check(Mlp(), torch.randn(4, 5))
+
+
+@pytest.mark.parametrize("method", RANK_ONE)
+def test_threads_share_a_model_in_evaluation_mode(method: str) -> None:
+    """Frozen members answer the same whatever other threads run at the same time."""
+    model = lpbnn.freeze(build(Mlp(), method))
+    x = torch.randn(8, 5)
+    expected, wrong = lpbnn.predict(model, x).probs, []
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def work(portion: int) -> None:
+        for _ in range(30):
+            found = lpbnn.predict(model, x, chunk=portion).probs
+            if not torch.allclose(found, expected, atol=1e-6):
+                wrong.append(portion)
+
+    try:
+        threads = [threading.Thread(target=work, args=(n,)) for n in (3, 8, 20, 64)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not wrong
