@@ -134,7 +134,7 @@ def verify(model: "MemberEnsemble", args: tuple[Any, ...], kwargs: dict[str, Any
         ValueError: a recurrent layer or an attention takes the time axis first, and got the batch there.
     """
     with _unchanged(model), torch.no_grad():
-        few_args, few_kwargs, rows = _few_rows(model, args, kwargs)
+        few_args, few_kwargs, rows, any_size = _few_rows(model, args, kwargs)
         _refuse_time_first(model, few_args, few_kwargs, rows)
         reference = {
             training: _Reference(model, few_args, few_kwargs, training)
@@ -146,7 +146,8 @@ def verify(model: "MemberEnsemble", args: tuple[Any, ...], kwargs: dict[str, Any
             difference = _first_difference(model, paths, reference)
             if not difference:
                 return _agreement(model, paths, rows, independent, reference[True].random)
-    return _disagreement(difference, rows, independent)
+    # One by one, a member would get a slice of a training batch, which may be too small.
+    return _disagreement(difference, rows, independent and any_size)
 
 
 def rows_are_independent(
@@ -307,23 +308,25 @@ def _disagreement(difference: str, rows: int, independent: bool) -> CheckReport:
     return CheckReport("loop", [""], independent, (line,), warning)
 
 
-def _few_rows(model: Any, args: Any, kwargs: Any) -> tuple[Any, Any, int]:
-    """Return a few examples of a call, and how many; all of them, if the call cannot be cut.
+def _few_rows(model: Any, args: Any, kwargs: Any) -> tuple[Any, Any, int, bool]:
+    """Return a few examples of a call, how many, and False if the network refuses so few.
+
+    They are all examples if the network refuses fewer, or if the call cannot be cut.
 
     One example is taken twice: an expansion can look right for a single row because it broadcasts.
     """
     args, kwargs = tree_map_only(Tensor, torch.Tensor.detach, (args, kwargs))
     batch = batch_size(args, kwargs)
     if not _can_be_cut(model.mask_arguments, args, kwargs):
-        return args, kwargs, batch
+        return args, kwargs, batch, True
     examples = [0, 0] if batch == 1 else list(range(min(batch, FEW)))
     few_args, few_kwargs = take_examples(model.mask_arguments, args, kwargs, batch, examples)
     try:
         with _quiet(model.net, False):
             model.loop_members(model.probe(1), few_args, few_kwargs)
     except Exception:
-        return args, kwargs, batch
-    return few_args, few_kwargs, len(examples)
+        return args, kwargs, batch, False
+    return few_args, few_kwargs, len(examples), True
 
 
 def _refuse_time_first(model: Any, args: Any, kwargs: Any, rows: int) -> None:
