@@ -130,11 +130,12 @@ class LatentPosterior(FactorPosterior):
 
     Layers of equal width share their products; the codes of all are one tensor (L, J, latent), with the
     layers in the order of ``grouped_layers``. Sampling and penalties of one loss use the same object, so
-    that every encoder runs once. Layers may be on several devices: their codes are on the first one's.
+    that every encoder runs once. Layers may differ in device and precision: their codes are on the first
+    one's device, in the highest precision.
     """
 
     def __init__(self, layers: Sequence[LatentFactors]) -> None:
-        groups = group_layers(layers, lambda layer: (layer.inputs, layer.s.device))
+        groups = group_layers(layers, _group_key)
         groups.sort(key=lambda group: layers[group[0]].inputs)
         order = [i for group in groups for i in group]
         self.position = sorted(
@@ -168,7 +169,7 @@ class LatentPosterior(FactorPosterior):
         with full_precision(z.device):
             codes = (z / self.latent**0.5).mT.split(self.sizes)
             parts = zip(self.decoder_biases, self.decoders, codes, strict=True)
-            return [torch.baddbmm(bias, D, code.to(D.device)).mT for bias, D, code in parts]
+            return [torch.baddbmm(bias, D, code.to(D)).mT for bias, D, code in parts]
 
     def sample(
         self,
@@ -213,7 +214,7 @@ class LatentPosterior(FactorPosterior):
         """Return A (J, m, latent) of every layer, with Cov(r^_j) = A_j A_j^T."""
         scales = self.sigma / self.latent**0.5  # (L, J, latent)
         weights = [D for same in self.decoders for D in same]
-        factors = [D * s.unsqueeze(1).to(D.device) for D, s in zip(weights, scales, strict=True)]
+        factors = [D * s.unsqueeze(1).to(D) for D, s in zip(weights, scales, strict=True)]
         return [factors[at] for at in self.position]
 
     def kl(self) -> Tensor:
@@ -242,3 +243,7 @@ class LatentPosterior(FactorPosterior):
                 noise = (self.sigma.square() * columns.unsqueeze(1)).sum((1, 2))
                 squared = squared + noise / self.latent
             return squared / self.mu.shape[1]
+
+
+def _group_key(layer: LatentFactors) -> object:
+    return layer.inputs, layer.s.device, layer.s.dtype
