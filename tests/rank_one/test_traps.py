@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 import lpbnn
-from lpbnn.rank_one.vae import LatentFactors, LatentGroup, LatentPosterior
+from lpbnn.rank_one.vae import LatentFactors, LatentPosterior
 
 SIZES = list(itertools.product(range(1, 10), range(1, 6)))
 METHODS = ("lpbnn", "batchensemble", "rank1")
@@ -102,7 +102,7 @@ def test_members_do_not_see_each_other_when_one_is_changed(kind: str) -> None:
 
 def test_the_kl_is_that_of_what_is_sampled() -> None:
     factors = LatentFactors(3, 5, 2, latent=4, log_variance=-1.0).double()
-    codes = LatentGroup([factors])
+    codes = LatentPosterior([factors])
     mu, log_variance = codes.mu, codes.log_variance
     q = Normal(mu[0], (0.5 * log_variance[0]).exp())
     expected = kl_divergence(q, Normal(torch.zeros_like(q.mean), 1.0)).sum(-1).mean()
