@@ -28,7 +28,7 @@ def fill_device(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """Choose whether every batch counts as one that fills the device, or none."""
 
     def choose(yes: bool) -> None:
-        full = dict.fromkeys(partial.FULL, 1 if yes else 2**60)
+        full = dict.fromkeys(partial.FULL, 0 if yes else 2**60)
         for module in (partial, ensemble):
             monkeypatch.setattr(module, "FULL", full)
         monkeypatch.setattr(partial, "FULL_PART", full)

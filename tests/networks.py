@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from lpbnn.members.rows import gather
 from lpbnn.rank_one.ensemble import RankOneEnsemble
-from lpbnn.rank_one.factors import LayerFactors
+from lpbnn.rank_one.factors import SampledFactors
 from lpbnn.rank_one.layer import RankOneLayer
 
 
@@ -170,12 +170,12 @@ def restate_weight(layer: nn.Module, r: Tensor, s: Tensor) -> Tensor:
     return weight
 
 
-def ordinary(model: RankOneEnsemble, sampled: list[LayerFactors], member: int) -> nn.Module:
+def ordinary(model: RankOneEnsemble, sampled: SampledFactors, member: int) -> nn.Module:
     """The plain network that carries the member's weights and no trace of us."""
     net = copy.deepcopy(model.net)
     plain = {}
     converted = [module for module in net.modules() if isinstance(module, RankOneLayer)]
-    for layer, factors in zip(converted, sampled, strict=True):
+    for layer, factors in zip(converted, sampled.layers, strict=True):
         inner = layer.layer
         inner.weight = nn.Parameter(restate_weight(inner, factors.r[member], factors.s[member]))
         if factors.bias is not None:

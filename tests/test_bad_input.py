@@ -85,8 +85,8 @@ def test_inputs(case: str, method: str) -> None:
 
 TARGETS = {
     "length": (torch.zeros(3, dtype=torch.int64), r"4.*got .*shape \(3,\)"),
-    "integer one-hot": (torch.zeros(4, 3, dtype=torch.int64), "needs integer labels"),
     "soft labels of two classes": (torch.zeros(4, 2), r"probabilities of shape \(4, 3\); got"),
+    "integer one-hot": (torch.zeros(4, 3, dtype=torch.int64), "needs integer labels"),
     "float": (torch.zeros(4), "got torch.float32"),
 }
 

@@ -1,8 +1,11 @@
 """A network is built where it lies: nothing of it stays behind on another device."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 import lpbnn
 from lpbnn.rank_one.factors import GaussianFactors, PointFactors
@@ -14,6 +17,16 @@ FACTORS = {"batchensemble": PointFactors, "rank1": GaussianFactors, "lpbnn": Lat
 def network() -> nn.Module:
     layers = (nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(), nn.Flatten(), nn.Linear(144, 3))
     return nn.Sequential(*layers)
+
+
+def move(module: Any, device: str) -> Any:
+    """Give a module tensors without values on a device that need not be there, in a FakeTensorMode."""
+    for part in module.modules():
+        for tensors in (part._parameters, part._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    tensors[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    return module
 
 
 def elsewhere(model: nn.Module, device: str) -> list[str]:
@@ -45,25 +58,32 @@ def test_a_loss_is_computed_where_the_network_lies(method: str) -> None:
 @pytest.mark.parametrize("method", FACTORS)
 def test_layers_on_several_devices_are_sampled_each_on_its_own(method: str) -> None:
     """Equal widths, so that nothing but the device tells them apart."""
-    devices = ["cpu", "meta", "cpu", "meta"]
-    many = [FACTORS[method](2, 3, 3).to(device) for device in devices]
-    drawn = FACTORS[method].posterior(many).sample()
-    assert [(r.device.type, s.device.type) for r, s in drawn] == [(d, d) for d in devices]
+    devices = ["cpu", "cuda", "cpu", "cuda"]
+    many = [FACTORS[method](2, 3, 3) for _ in devices]
+    with FakeTensorMode():
+        posterior = FACTORS[method].posterior(list(map(move, many, devices)))
+        for pairs in (posterior.sample(), posterior.mean()):
+            assert [(r.device.type, s.device.type) for r, s in pairs] == [(d, d) for d in devices]
 
 
 @pytest.mark.parametrize("method", FACTORS)
 def test_layers_of_several_precisions_are_sampled_apart(method: str) -> None:
-    dtypes = [torch.float32, torch.float64, torch.float32]
-    many = [FACTORS[method](2, 3, 3).to(dtype) for dtype in dtypes]
-    sampled = FACTORS[method].posterior(many).sample()
-    assert [(r.dtype, s.dtype) for r, s in sampled] == [(d, d) for d in dtypes]
+    dtypes = [torch.float32, torch.float64, torch.float32, torch.float64]
+    widths = [3, 3, 4, 5]
+    many = [
+        FACTORS[method](2, width, 3).to(dtype) for width, dtype in zip(widths, dtypes, strict=True)
+    ]
+    posterior = FACTORS[method].posterior(many)
+    for pairs in (posterior.sample(), posterior.mean()):
+        assert [(r.dtype, s.dtype) for r, s in pairs] == [(d, d) for d in dtypes]
 
 
 def test_terms_of_layers_on_several_devices_meet_on_the_first() -> None:
-    many = [LatentFactors(2, 3, 3).to(device) for device in ("meta", "cpu")]
-    posterior = LatentPosterior(many)
-    kl, squared = posterior.kl(), posterior.squared_error(of_samples=True)
-    assert kl.device.type == squared.device.type == "meta"
+    many = [LatentFactors(2, 3, 3) for _ in range(2)]
+    with FakeTensorMode():
+        posterior = LatentPosterior([move(many[0], "cuda"), move(many[1], "cpu")])
+        kl, squared = posterior.kl(), posterior.squared_error(of_samples=True)
+    assert kl.device.type == squared.device.type == "cuda"
     assert kl.shape == squared.shape == (2,)
 
 
@@ -77,11 +97,19 @@ class Halves(nn.Module):
 
 @pytest.mark.parametrize("method", ["lpbnn", "rank1"])
 def test_the_penalties_of_a_network_in_two_places_are_summed_in_the_first(method: str) -> None:
-    model = lpbnn.build(Halves("meta", "cpu"), method, num_data=10)
+    model: Any = lpbnn.build(Halves("cpu", "cpu"), method, num_data=10)
+    with FakeTensorMode():
+        move(model, "cuda")
+        move(model.net.second, "cpu")
+        model.refresh()
+        terms = model.penalties(model.posterior())
     weights = model.kl_weight if method == "rank1" else model.penalty_weights
-    assert weights.device.type == "meta"
-    terms = model.penalties(model.posterior())
-    assert all(term.device.type == "meta" for term in terms.values())
+    assert weights.device.type == "cuda"
+    assert all(term.device.type == "cuda" for term in terms.values())
+
+
+def test_the_weights_of_the_penalties_are_on_the_first_layers_device() -> None:
+    assert lpbnn.build(Halves("meta", "cpu"), "rank1", num_data=10).kl_weight.is_meta
 
 
 def test_class_weights_lie_where_the_outputs_will_be() -> None:

@@ -7,7 +7,7 @@ few rows, with factors that differ strongly from member to member, and compares 
 converted layer, so that it can name the first one that differs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from lpbnn.members.rows import (
     take_examples,
 )
 from lpbnn.model import UncertainModel, as_call, batch_size
+from lpbnn.predict import seeded, unwrap
 
 if TYPE_CHECKING:
     from lpbnn.members.ensemble import MemberEnsemble
@@ -62,14 +63,15 @@ class CheckReport:
         execution: "batched" if members may run as rows of one batch, "loop" if they must run one after
             another, "single" if the method runs whole networks anyway.
         expand_at: modules in front of which the batch is expanded; [""] is the whole network.
-        independent_rows: False if the output of an example depends on the other examples.
+        independent_rows: False if the output of an example depends on the other examples; None if that was
+            not compared.
         lines: what was compared, and what was found.
         warning: empty if nothing is slower than it could be.
     """
 
     execution: str
     expand_at: list[str]
-    independent_rows: bool
+    independent_rows: bool | None
     lines: tuple[str, ...] = ()
     warning: str = ""
 
@@ -85,9 +87,10 @@ class CheckReport:
 def check(model: nn.Module, x: Any) -> CheckReport:
     """Compare the fast path of a model with the reference on a batch, and use what is right from now on.
 
-    A built model does this by itself at its first batch, unless ``build(..., check=False)``. The network
-    runs a few more times, on at most three examples, in evaluation and in training mode; dropout is off,
-    norms use their running statistics, buffers and random generators are left as they were.
+    A built model does this by itself at its first batch, unless ``build(..., check=False)``; a compiled
+    model does not, so run one batch, or this function, before ``torch.compile``. The network runs a few more
+    times, on about three examples (on all, if it refuses fewer), in evaluation and in training mode. Dropout
+    is off, norms use their running statistics, buffers and random generators are left as they were.
 
     Args:
         model: what ``lpbnn.build`` returned; also inside ``torch.compile``, whose outputs are compared too.
@@ -105,14 +108,13 @@ def check(model: nn.Module, x: Any) -> CheckReport:
         2 members of 3 examples: rows of one batch equal members that run one by one, ...
     """
     from lpbnn.members.ensemble import MemberEnsemble
-    from lpbnn.predict import unwrap
 
     inner = unwrap(model)
     args, kwargs = as_call(x)
     batch_size(args, kwargs)
     if not isinstance(inner, MemberEnsemble):
         line = f"{type(inner).__name__} runs whole networks: there is no other path to compare."
-        return CheckReport("single", [""], True, (line,))
+        return CheckReport("single", [""], None, (line,))
     report = verify(inner, args, kwargs)
     inner.apply_report(report)
     if model is not inner and hasattr(model, "_orig_mod"):
@@ -133,8 +135,11 @@ def verify(model: "MemberEnsemble", args: tuple[Any, ...], kwargs: dict[str, Any
     Raises:
         ValueError: a recurrent layer or an attention takes the time axis first, and got the batch there.
     """
+    arguments = model.mask_arguments
     with _unchanged(model), torch.no_grad():
-        few_args, few_kwargs, rows = _few_rows(model, args, kwargs)
+        few_args, few_kwargs, rows = _few_rows(
+            arguments, args, kwargs, lambda args, kwargs: _run_one(model, args, kwargs)
+        )
         _refuse_time_first(model, few_args, few_kwargs, rows)
         reference = {
             training: _Reference(model, few_args, few_kwargs, training)
@@ -146,6 +151,8 @@ def verify(model: "MemberEnsemble", args: tuple[Any, ...], kwargs: dict[str, Any
             difference = _first_difference(model, paths, reference)
             if not difference:
                 return _agreement(model, paths, rows, independent, reference[True].random)
+        if rows > FEW:
+            independent = False  # the network refuses fewer rows, so it cannot train on slices
     return _disagreement(difference, rows, independent)
 
 
@@ -153,31 +160,37 @@ def rows_are_independent(
     model: UncertainModel, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> bool:
     """Return True if a model's output for an example does not depend on the other examples."""
-    batch, arguments = batch_size(args, kwargs), mask_arguments(model.networks[0])
+    arguments = mask_arguments(model.networks[0])
+
+    def run(own_args: Any, own_kwargs: Any) -> list[Tensor]:
+        with seeded(0, None, model):
+            return tree_leaves(model.outputs(*own_args, **own_kwargs))
+
     with _unchanged(model), _quiet(model, False), torch.no_grad():
-        outputs = []
-        for last in (batch - 1, 0):  # in memory of its own: the network may change it in place
-            examples = [*range(batch - 1), last]
-            own_args, own_kwargs = take_examples(arguments, args, kwargs, batch, examples)
-            torch.manual_seed(0)
-            outputs.append(tree_leaves(model.outputs(*own_args, **own_kwargs)))
-    pairs = zip(*outputs, strict=True)
-    return all(_first_rows_agree(a.movedim(1, 0), b.movedim(1, 0), batch) for a, b in pairs)
+        args, kwargs, rows = _few_rows(arguments, args, kwargs, run)
+        # In memory of its own: the network may change it in place.
+        whole = run(*take_examples(arguments, args, kwargs, rows, list(range(rows))))
+        changed = run(*_change_last(arguments, args, kwargs, rows))
+    pairs = zip(whole, changed, strict=True)
+    return all(_first_rows_agree(a.movedim(1, 0), b.movedim(1, 0), rows) for a, b in pairs)
 
 
 def compiled_loss_agrees(model: UncertainModel, compiled: Any, x: Any, y: Any) -> bool:
     """Return True if a compiled ``model.loss`` equals the plain one on a batch.
 
     The posterior's noise is switched off, buffers and random generators are left as they were. A loss that
-    is random in itself (dropout, shuffled inputs) cannot be compared, and counts as equal.
+    is random in itself (dropout, shuffled inputs), or too large for the memory without a compiler, cannot be
+    compared, and counts as equal.
     """
     with _unchanged(model):
         scale = getattr(model, "noise_scale", None)
         if scale is not None:
             scale.zero_()
-        with torch.no_grad():
-            expected, again = (model.loss(x, y)["loss"] for _ in range(2))
-        if not torch.allclose(expected, again, rtol=1e-4):
+        try:
+            expected, again = (model.loss(x, y)["loss"].detach() for _ in range(2))
+        except torch.OutOfMemoryError:
+            return True  # a compiled step keeps less for its backward pass
+        if not torch.allclose(expected, again, rtol=1e-4, equal_nan=True):
             return True
         found = compiled(x, y)["loss"].detach()
     rounding = 0.05 if torch.is_autocast_enabled(found.device.type) else 1e-2
@@ -227,8 +240,16 @@ class _Output:
 
 
 def _change_last(arguments: Any, args: Any, kwargs: Any, batch: int) -> Any:
-    """Return the call with the first example's inputs in the place of the last one's."""
-    return take_examples(arguments, args, kwargs, batch, [*range(batch - 1), 0])
+    """Return the call with other inputs for the last example, made from the first one's."""
+    args, kwargs = take_examples(arguments, args, kwargs, batch, [*range(batch - 1), 0])
+    masks = find_masks(arguments, args, kwargs)
+
+    def change(x: Tensor) -> Tensor:
+        if x.is_floating_point() and is_batched(x, batch, masks):
+            x[-1] = 0.5 * x[-1] + 0.1  # another one even if all examples are equal
+        return x
+
+    return tree_map_only(Tensor, change, (args, kwargs))
 
 
 def _first_rows_agree(one: Tensor, other: Tensor, rows: int) -> bool:
@@ -249,6 +270,8 @@ def _first_difference(model: Any, paths: list[str], reference: dict[bool, _Refer
             with _quiet(model.net, training), _recorded(model) as outputs:
                 try:
                     result = model.run_rows(expected.probe, expected.args, expected.kwargs)
+                except torch.OutOfMemoryError:
+                    raise
                 except Exception as error:
                     return f"it raises {type(error).__name__}: {str(error).splitlines()[0]}"
             found = [*outputs, *(_Output("the output", leaf) for leaf in tree_leaves(result))]
@@ -307,23 +330,30 @@ def _disagreement(difference: str, rows: int, independent: bool) -> CheckReport:
     return CheckReport("loop", [""], independent, (line,), warning)
 
 
-def _few_rows(model: Any, args: Any, kwargs: Any) -> tuple[Any, Any, int]:
-    """Return a few examples of a call, and how many; all of them, if the call cannot be cut.
+def _few_rows(
+    arguments: Any, args: Any, kwargs: Any, run: Callable[[Any, Any], Any]
+) -> tuple[Any, Any, int]:
+    """Return a few examples of a call, and how many; all of them, if ``run`` cannot take fewer.
 
-    One example is taken twice: an expansion can look right for a single row because it broadcasts.
+    One example is taken twice: an expansion can look right for a single row because it broadcasts. There are
+    never as many as another input has rows, which would then be taken for examples.
     """
     args, kwargs = tree_map_only(Tensor, torch.Tensor.detach, (args, kwargs))
     batch = batch_size(args, kwargs)
-    if not _can_be_cut(model.mask_arguments, args, kwargs):
+    if not _can_be_cut(arguments, args, kwargs):
         return args, kwargs, batch
-    examples = [0, 0] if batch == 1 else list(range(min(batch, FEW)))
-    few_args, few_kwargs = take_examples(model.mask_arguments, args, kwargs, batch, examples)
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    other_sizes = {tensor.shape[0] for tensor in tensors if tensor.dim() > 0} - {batch}
+    count = next(n for n in (min(max(batch, 2), FEW), *range(2, 99)) if n not in other_sizes)
+    examples = [i % batch for i in range(count)]
+    few = take_examples(arguments, args, kwargs, batch, examples)
     try:
-        with _quiet(model.net, False):
-            model.loop_members(model.probe(1), few_args, few_kwargs)
+        run(*take_examples(arguments, args, kwargs, batch, examples))
+    except torch.OutOfMemoryError:
+        raise
     except Exception:
         return args, kwargs, batch
-    return few_args, few_kwargs, len(examples)
+    return *few, count
 
 
 def _refuse_time_first(model: Any, args: Any, kwargs: Any, rows: int) -> None:
@@ -344,8 +374,7 @@ def _refuse_time_first(model: Any, args: Any, kwargs: Any, rows: int) -> None:
                     shapes.append((path, layer, tuple(inputs[0].shape)))
 
             stack.callback(module.register_forward_pre_hook(record).remove)
-        with _quiet(model.net, False):
-            model.loop_members(model.probe(1), args, kwargs)
+        _run_one(model, args, kwargs)
     for path, module, shape in shapes:
         if shape[0] == rows != shape[1]:
             raise ValueError(
@@ -353,6 +382,12 @@ def _refuse_time_first(model: Any, args: Any, kwargs: Any, rows: int) -> None:
                 f"{shape} has the {rows} examples first: it takes them for time steps. Fix: build it with "
                 "batch_first=True, and give the network inputs (batch, time, features)."
             )
+
+
+def _run_one(model: Any, args: Any, kwargs: Any) -> Any:
+    """Run one member in evaluation mode."""
+    with _quiet(model.net, False):
+        return model.loop_members(model.probe(1), args, kwargs)
 
 
 def _can_be_cut(arguments: Any, args: Any, kwargs: Any) -> bool:
@@ -375,7 +410,8 @@ def _close(a: Tensor, b: Tensor) -> bool:
         return False
     if not a.is_floating_point():
         return torch.equal(a, b)
-    scale = float(torch.nan_to_num(b.abs()).max()) if b.numel() else 0.0
+    finite = b[b.isfinite()]
+    scale = float(finite.abs().max()) if finite.numel() else 0.0
     tolerance = scale * TOLERANCE.get(a.dtype, 0.05) + 1e-12
     return torch.allclose(a, b, rtol=0.0, atol=tolerance, equal_nan=True)
 

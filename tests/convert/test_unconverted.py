@@ -10,6 +10,7 @@ from torch.nn.utils import parametrizations
 
 import lpbnn
 from lpbnn import backbones
+from lpbnn.convert.checks import describe_unconverted
 
 
 class Reader(nn.Module):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import lpbnn
-from lpbnn.rank_one.vae import LatentFactors, LatentGroup, LatentPosterior
+from lpbnn.rank_one.vae import LatentFactors, LatentPosterior
 
 
 def built(**options: Any) -> Any:
@@ -52,6 +52,6 @@ def test_the_noise_comes_to_rest_where_the_docstring_says() -> None:
     optimizer.step(loss)
     curvature = steepness * factors.decoder.weight.square().sum(0) / factors.latent
     expected = (a / (a + curvature)).expand(2, -1)
-    variance = LatentGroup([factors]).sigma[0].square()
+    variance = LatentPosterior([factors]).sigma[0].square()
     torch.testing.assert_close(variance, expected, rtol=1e-3, atol=0)
     assert expected.max() > 1.5 * expected.min()  # directions differ, and so does their noise

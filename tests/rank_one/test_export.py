@@ -63,7 +63,7 @@ def test_the_mean_network_carries_the_mean_weight(kind: str) -> None:
     means = with_biases(model.layers, model.posterior().mean())
     expected = {
         layer.path: member_weights(layer.layer, mean).mean(0)
-        for layer, mean in zip(model.layers, means, strict=True)
+        for layer, mean in zip(model.layers, means.layers, strict=True)
     }
     if kind == "Vit":  # attention is packed again
         expected = {path: w for path, w in expected.items() if "self_attn" not in path}

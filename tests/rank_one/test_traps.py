@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 import lpbnn
-from lpbnn.rank_one.vae import LatentFactors, LatentGroup, LatentPosterior
+from lpbnn.rank_one.vae import LatentFactors, LatentPosterior
 
 SIZES = list(itertools.product(range(1, 10), range(1, 6)))
 METHODS = ("lpbnn", "batchensemble", "rank1")
@@ -102,7 +102,7 @@ def test_members_do_not_see_each_other_when_one_is_changed(kind: str) -> None:
 
 def test_the_kl_is_that_of_what_is_sampled() -> None:
     factors = LatentFactors(3, 5, 2, latent=4, log_variance=-1.0).double()
-    codes = LatentGroup([factors])
+    codes = LatentPosterior([factors])
     mu, log_variance = codes.mu, codes.log_variance
     q = Normal(mu[0], (0.5 * log_variance[0]).exp())
     expected = kl_divergence(q, Normal(torch.zeros_like(q.mean), 1.0)).sum(-1).mean()
@@ -244,7 +244,7 @@ def test_converted_layers_live_in_a_sequential() -> None:
 
 def test_r_hat_starts_at_r() -> None:
     model = build("ResNet", log_variance=-4.0)
-    means, sampled = model.posterior().mean(), model.sample()
+    means, sampled = model.posterior().mean(), model.sample().layers
     for layer, (mean, _), own in zip(model.layers, means, sampled, strict=True):
         torch.testing.assert_close(mean, layer.factors.r, atol=2e-3, rtol=0)
         noise = (own.r - layer.factors.r).std()

@@ -119,7 +119,7 @@ class LPBNN(WideBuffers, RankOneEnsemble):  # 1 / N of a large N is 0 in float16
 
     def _weigh(self) -> Tensor:
         """Return the weights of the penalties, a tensor that is made once: a GPU would wait for it."""
-        layers = LatentPosterior([layer.factors for layer in self.layers]).grouped_layers  # type: ignore[misc]
+        layers = LatentFactors.posterior([layer.factors for layer in self.layers]).grouped_layers
         rule = WEIGHTINGS[str(self.config.weighting)]
         weights = [rule(self.num_data, layer.inputs) for layer in layers]
         if (own := self.config.kl_weight) is not None:
@@ -127,7 +127,8 @@ class LPBNN(WideBuffers, RankOneEnsemble):  # 1 / N of a large N is 0 in float16
         return torch.tensor(weights, device=layers[0].s.device, dtype=initial_dtype()).T
 
     def sample_training(self, posterior: Any, rows_per_member: int) -> list[tuple[Tensor, Tensor]]:
-        copies = rows_per_member if self.training and torch.compiler.is_compiling() else 1
+        as_rows = self.training and self.execution != "loop" and torch.compiler.is_compiling()
+        copies = rows_per_member if as_rows else 1
         return posterior.sample(1, self.noise_scale, keep_mean=True, copies=copies)
 
     def penalties(self, posterior: LatentPosterior) -> Terms:

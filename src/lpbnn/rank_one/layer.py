@@ -82,9 +82,6 @@ class RankOneLayer(Wrapper):
             type(layer) in SUPPORTED
             and not parametrize.is_parametrized(layer)
             and not layer._forward_pre_hooks
-            and not (
-                isinstance(getattr(layer, "padding", 0), str) and layer.padding_mode != "zeros"
-            )
         )
 
     def extra_repr(self) -> str:
@@ -224,6 +221,15 @@ def _apply(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
         )
     padding = layer.padding
     if layer.padding_mode != "zeros":
-        both_sides = [size for size in reversed(padding) for _ in range(2)]
-        x, padding = F.pad(x, both_sides, mode=layer.padding_mode), 0
+        x, padding = F.pad(x, _padding_of_both_sides(layer), mode=layer.padding_mode), 0
     return CONVOLVE[kind](x, weight, bias, layer.stride, padding, layer.dilation, layer.groups)
+
+
+def _padding_of_both_sides(layer: Any) -> list[int]:
+    """Return the padding of a convolution as ``F.pad`` takes it: the last dimension first."""
+    if layer.padding == "same":
+        sizes = zip(reversed(layer.kernel_size), reversed(layer.dilation), strict=True)
+        totals = [dilation * (size - 1) for size, dilation in sizes]
+        return [side for total in totals for side in (total // 2, total - total // 2)]
+    padding = [0] * len(layer.kernel_size) if layer.padding == "valid" else layer.padding
+    return [side for size in reversed(padding) for side in (size, size)]

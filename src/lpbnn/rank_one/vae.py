@@ -104,8 +104,9 @@ class LatentFactors(Factors):
         self.decoder.weight.requires_grad_(train_decoder)
 
     @staticmethod
-    def posterior(layers: Sequence[Any]) -> "LatentPosterior":
-        return LatentPosterior(layers)
+    def posterior(layers: Sequence[Any]) -> "LatentPosterior | SplitPosterior":
+        alike = {(f.latent, f.s.device, f.s.dtype) for f in layers}
+        return LatentPosterior(layers) if len(alike) == 1 else SplitPosterior(layers)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, latent={self.latent}"
@@ -130,11 +131,12 @@ class LatentPosterior(FactorPosterior):
 
     Layers of equal width share their products; the codes of all are one tensor (L, J, latent), with the
     layers in the order of ``grouped_layers``. Sampling and penalties of one loss use the same object, so
-    that every encoder runs once. Layers may be on several devices: their codes are on the first one's.
+    that every encoder runs once. Layers may differ in device and precision: their codes are on the first
+    one's device, in the highest precision.
     """
 
     def __init__(self, layers: Sequence[LatentFactors]) -> None:
-        groups = group_layers(layers, lambda layer: (layer.inputs, layer.s.device))
+        groups = group_layers(layers, _group_key)
         groups.sort(key=lambda group: layers[group[0]].inputs)
         order = [i for group in groups for i in group]
         self.position = sorted(
@@ -143,17 +145,15 @@ class LatentPosterior(FactorPosterior):
         self.grouped_layers = [layers[i] for i in order]
         self.latent = layers[0].latent
         self.sizes = [len(group) for group in groups]
-        device = self.grouped_layers[0].s.device
         self.r, self.decoders, self.decoder_biases, codes = [], [], [], []
-        with full_precision(device):
+        with full_precision(layers[0].s.device):
             for group in groups:
                 same = [layers[i] for i in group]
                 r = stack_tensors([f.r for f in same])
                 encoder = stack_tensors([f.encoder.weight for f in same])
                 bias = stack_tensors([f.encoder.bias for f in same]).unsqueeze(2)
                 # The weight is the left factor: its gradient comes as the parameters lie, not transposed.
-                code = torch.bmm(encoder, ((r - 1) / r.shape[-1] ** 0.5).mT) + bias
-                codes.append(code.to(device))
+                codes.append(torch.bmm(encoder, ((r - 1) / r.shape[-1] ** 0.5).mT) + bias)
                 self.r.append(r)
                 self.decoders.append(stack_tensors([f.decoder.weight for f in same]))
                 self.decoder_biases.append(
@@ -168,7 +168,7 @@ class LatentPosterior(FactorPosterior):
         with full_precision(z.device):
             codes = (z / self.latent**0.5).mT.split(self.sizes)
             parts = zip(self.decoder_biases, self.decoders, codes, strict=True)
-            return [torch.baddbmm(bias, D, code.to(D.device)).mT for bias, D, code in parts]
+            return [torch.baddbmm(bias, D, code.to(D)).mT for bias, D, code in parts]
 
     def sample(
         self,
@@ -213,7 +213,7 @@ class LatentPosterior(FactorPosterior):
         """Return A (J, m, latent) of every layer, with Cov(r^_j) = A_j A_j^T."""
         scales = self.sigma / self.latent**0.5  # (L, J, latent)
         weights = [D for same in self.decoders for D in same]
-        factors = [D * s.unsqueeze(1).to(D.device) for D, s in zip(weights, scales, strict=True)]
+        factors = [D * s.unsqueeze(1).to(D) for D, s in zip(weights, scales, strict=True)]
         return [factors[at] for at in self.position]
 
     def kl(self) -> Tensor:
@@ -229,16 +229,57 @@ class LatentPosterior(FactorPosterior):
                 + \frac1k \sum_i \sigma_i^2 \|D_i\|^2` (columns of D; exact, the decoder is linear).
                 False: of the mean alone, the first of the two terms.
         """
-        device = self.mu.device
-        with full_precision(device):
+        with full_precision(self.mu.device):
             centers = self.decode(self.mu) if self.center is None else self.center
             errors = [
-                F.mse_loss(center, r, reduction="none").sum((1, 2)).to(device)
+                F.mse_loss(center, r, reduction="none").sum((1, 2))
                 for center, r in zip(centers, self.r, strict=True)
             ]
             squared = torch.cat(errors)
             if of_samples:
-                columns = torch.cat([D.square().sum(1).to(device) for D in self.decoders])  # (L, k)
+                columns = torch.cat([D.square().sum(1) for D in self.decoders])  # (L, k)
                 noise = (self.sigma.square() * columns.unsqueeze(1)).sum((1, 2))
                 squared = squared + noise / self.latent
             return squared / self.mu.shape[1]
+
+
+def _group_key(layer: LatentFactors) -> object:
+    return layer.inputs, layer.s.device, layer.s.dtype
+
+
+class SplitPosterior(FactorPosterior):
+    """The latent posterior of layers on several devices, or of several precisions or latent sizes."""
+
+    def __init__(self, layers: Sequence[LatentFactors]) -> None:
+        groups = group_layers(layers, lambda f: (f.latent, f.s.device, f.s.dtype))
+        self.parts = [LatentPosterior([layers[i] for i in group]) for group in groups]
+        order = [i for group in groups for i in group]
+        self.position = sorted(range(len(order)), key=order.__getitem__)
+        self.grouped_layers = [layer for part in self.parts for layer in part.grouped_layers]
+
+    def sample(
+        self, samples: int = 1, noise_scale: Tensor | None = None, **options: Any
+    ) -> list[Pair]:
+        return self._join([part.sample(samples, noise_scale, **options) for part in self.parts])
+
+    def mean(self) -> list[Pair]:
+        return self._join([part.mean() for part in self.parts])
+
+    def covariance_factors(self) -> list[Tensor]:
+        """Return the covariance factors of every layer; see ``LatentPosterior``."""
+        return self._join([part.covariance_factors() for part in self.parts])
+
+    def kl(self) -> Tensor:
+        """Return the KL divergences, (L,), on the first layer's device."""
+        return self._concatenate([part.kl() for part in self.parts])
+
+    def squared_error(self, of_samples: bool) -> Tensor:
+        """Return the squared errors, (L,), on the first layer's device."""
+        return self._concatenate([part.squared_error(of_samples) for part in self.parts])
+
+    def _join(self, parts: list[list[Any]]) -> list[Any]:
+        found = [one for part in parts for one in part]
+        return [found[at] for at in self.position]
+
+    def _concatenate(self, parts: list[Tensor]) -> Tensor:
+        return torch.cat([part.to(parts[0].device) for part in parts])
