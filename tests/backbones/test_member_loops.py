@@ -33,7 +33,9 @@ def ensemble(method: str, net: nn.Module, **options: Any) -> RankOneEnsemble:
     given: dict[str, Any] = {"members": 3, "include": "decoder.*", "num_data": 9, **options}
     model = lpbnn.build(net, method, task="segmentation", **given).double().eval()
     assert isinstance(model, RankOneEnsemble)
-    report = lpbnn.check(model, torch.randn(2, 3, 33, 40).double())  # later passes run no comparison
+    report = lpbnn.check(
+        model, torch.randn(2, 3, 33, 40).double()
+    )  # later passes run no comparison
     assert report.execution == "batched"
     return model
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from lpbnn.kernels.convolution import fast_geometry, geometry, member_convolution
-from lpbnn.rank_one.factors import PointFactors
 from lpbnn.rank_one import layer as rank_one_layer
+from lpbnn.rank_one.factors import PointFactors
 from lpbnn.rank_one.layer import RankOneLayer
 
 ON_GPU: Any = SimpleNamespace(is_cuda=True)  # what the choice asks of an input
@@ -209,7 +209,9 @@ def test_it_is_used_in_training_on_a_gpu_without_a_compiler(
 ) -> None:
     layer = RankOneLayer(nn.Conv2d(4, 6, 3), PointFactors(2, 4, 6))
     assert fast_geometry(layer.layer, ON_GPU) is not None
-    assert fast_geometry(layer.layer, torch.ones(2, 4, 5, 5)) is None  # members' own weights cost less
+    assert (
+        fast_geometry(layer.layer, torch.ones(2, 4, 5, 5)) is None
+    )  # members' own weights cost less
     with torch.no_grad():
         assert fast_geometry(layer.layer, ON_GPU) is None
     assert fast_geometry(layer.layer.eval(), ON_GPU) is None

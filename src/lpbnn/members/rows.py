@@ -28,7 +28,6 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 BatchMode = Literal["repeat", "split"]
@@ -88,7 +87,8 @@ def row_weights(batch: int, members: int, mode: BatchMode, device: torch.device)
 
 def has_values(x: Any) -> bool:
     """Return False for a tensor that has a shape only: on the meta device, or fake."""
-    return not (isinstance(x, Tensor) and (x.is_meta or isinstance(x, FakeTensor)))
+    fake = getattr(x, "fake_mode", None) is not None
+    return not (isinstance(x, Tensor) and (x.is_meta or fake))
 
 
 def is_batched(x: Tensor, batch: int, masks: Sequence[Tensor] = ()) -> bool:
