@@ -224,7 +224,7 @@ def test_converting_twice_is_refused() -> None:
         lpbnn.build(net, "batchensemble")
 
 
-def test_a_parent_that_reads_the_weight_is_told() -> None:
+def test_a_parent_that_reads_the_weight_gets_an_error() -> None:
     model = lpbnn.build(ReadsWeight(), "batchensemble")
     with pytest.raises(TypeError, match="'inner' uses its .weight directly"):
         model(torch.randn(2, 4))
