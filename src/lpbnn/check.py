@@ -175,8 +175,8 @@ def compiled_loss_agrees(model: UncertainModel, compiled: Any, x: Any, y: Any) -
         scale = getattr(model, "noise_scale", None)
         if scale is not None:
             scale.zero_()
-        with torch.no_grad():
-            expected, again = (model.loss(x, y)["loss"] for _ in range(2))
+        # With gradients: without them a loss may leave out a term, as DUQ leaves out its gradient penalty.
+        expected, again = (model.loss(x, y)["loss"].detach() for _ in range(2))
         if not torch.allclose(expected, again, rtol=1e-4):
             return True
         found = compiled(x, y)["loss"].detach()
