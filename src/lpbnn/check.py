@@ -186,6 +186,7 @@ def compiled_loss_agrees(model: UncertainModel, compiled: Any, x: Any, y: Any) -
         scale = getattr(model, "noise_scale", None)
         if scale is not None:
             scale.zero_()
+        # With gradients: without them a loss may leave out a term, as DUQ leaves out its gradient penalty.
         try:
             expected, again = (model.loss(x, y)["loss"].detach() for _ in range(2))
         except torch.OutOfMemoryError:
