@@ -154,6 +154,10 @@ def rows_are_independent(
 ) -> bool:
     """Return True if a model's output for an example does not depend on the other examples."""
     batch, arguments = batch_size(args, kwargs), mask_arguments(model.networks[0])
+    if _can_be_cut(arguments, args, kwargs):  # a few: all of them may be more than fits the memory
+        few = range(min(batch, FEW))
+        args, kwargs = take_examples(arguments, args, kwargs, batch, few)
+        batch = len(few)
     with _unchanged(model), _quiet(model, False), torch.no_grad():
         outputs = []
         for last in (batch - 1, 0):  # in memory of its own: the network may change it in place
