@@ -37,12 +37,6 @@ def fill_device(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 
 
 @pytest.fixture
-def in_turn(fill_device: Callable[[bool], None]) -> Callable[[bool], None]:
-    """Another name of ``fill_device``, used by tests/backbones."""
-    return fill_device
-
-
-@pytest.fixture
 def model() -> lpbnn.UncertainModel:
     """Three members of a small network, whose inputs are ``x``."""
     return lpbnn.build(settle(ResNet()), "lpbnn", members=3, num_data=10).double()
