@@ -213,10 +213,8 @@ def test_a_single_target_may_leave_its_axis_out() -> None:
 def test_a_map_is_scored_pixel_by_pixel(case: str, outputs_of: int, targets_of: int | None) -> None:
     likelihood, outputs, targets = CASES[case]()
     rows = outputs.movedim(1, -1).reshape(-1, outputs_of)
-    if targets_of is None:
-        row_targets = targets.flatten()
-    else:
-        row_targets = targets.movedim(1, -1).reshape(-1, targets_of)
+    flat = targets.flatten()
+    row_targets = flat if targets_of is None else targets.movedim(1, -1).reshape(-1, targets_of)
     found = likelihood.nll(outputs, targets)
     assert found.shape == (4, 5, 6)
     torch.testing.assert_close(found.flatten(), likelihood.nll(rows, row_targets))

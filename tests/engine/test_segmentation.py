@@ -17,7 +17,7 @@ import lpbnn
 import lpbnn.engine.evaluate as evaluation
 from lpbnn import data, likelihoods
 from lpbnn.data import Dataset, Splits, files
-from lpbnn.data.augment import epoch_generator, places
+from lpbnn.data.augment import batch_indices, epoch_generator
 from lpbnn.data.reframe import Reframe
 from lpbnn.engine import AugmentConfig, EvalConfig, RunConfig, ScheduleConfig
 from lpbnn.engine.build import DataInfo, build_model
@@ -58,7 +58,7 @@ def test_a_step_is_the_reframed_batch_of_its_epoch(make: Make, scenes: Splits) -
     assert augment.flip  # the set's own hint
     reframe = Reframe(scenes.mean, scenes.std, augment, void=255)
     chance = epoch_generator(config.seed, 2, stream=AUGMENTATION)
-    order = places(10, 4, epoch_generator(config.seed, 2, stream=ORDER))
+    order = batch_indices(10, 4, epoch_generator(config.seed, 2, stream=ORDER))
     found = list(feed.epoch(2))
     assert [tuple(x.shape) for x, _ in found] == [(4, 3, 32, 32)] * 2 + [(2, 3, 32, 32)]
     for rows, (x, y) in zip(order, found, strict=True):

@@ -231,10 +231,10 @@ def batches(
             "shuffle=True needs a generator; pass epoch_generator(seed, epoch), or shuffle=False."
         )
     order = generator if shuffle else None
-    return dataset.stream(places(len(dataset), batch_size, order, drop_last, alone))
+    return dataset.stream(batch_indices(len(dataset), batch_size, order, drop_last, alone))
 
 
-def places(
+def batch_indices(
     count: int,
     size: int,
     generator: torch.Generator | None = None,
@@ -245,9 +245,9 @@ def places(
 
     One that is left over has no statistics; it may be `alone`, or joins the batch before it.
 
-    >>> [part.tolist() for part in places(5, 2)]
+    >>> [part.tolist() for part in batch_indices(5, 2)]
     [[0, 1], [2, 3], [4]]
-    >>> [part.tolist() for part in places(5, 2, alone=False)]
+    >>> [part.tolist() for part in batch_indices(5, 2, alone=False)]
     [[0, 1], [2, 3, 4]]
     """
     if size < 1:

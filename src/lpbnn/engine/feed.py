@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lpbnn.data import Augment, Dataset, Splits
-from lpbnn.data.augment import Drawn, Transform, batches, epoch_generator, places
+from lpbnn.data.augment import Drawn, Transform, batch_indices, batches, epoch_generator
 from lpbnn.data.reframe import Chance, Reframe
 from lpbnn.engine.build import DataInfo
 from lpbnn.engine.config import RunConfig
@@ -167,7 +167,7 @@ class Feed:
         """The batches of this process in an epoch: prepared, augmented, shuffled."""
         order = epoch_generator(self.seed, epoch, "cpu", ORDER)
         chance = epoch_generator(self.seed, epoch, self.device, AUGMENTATION)
-        whole = places(len(self.train), self.batch_size, order, self.drop_last)[: self.steps]
+        whole = batch_indices(len(self.train), self.batch_size, order, self.drop_last)[: self.steps]
         shares = [len(part) // self.world for part in whole]
         mine = [slice(self.rank * share, (self.rank + 1) * share) for share in shares]
         parts = [part[rows] for part, rows in zip(whole, mine, strict=True)]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lpbnn.data import Examples, Splits
-from lpbnn.data.augment import places
+from lpbnn.data.augment import batch_indices
 from lpbnn.engine.build import DataInfo
 from lpbnn.engine.config import EvalConfig, RunConfig
 from lpbnn.engine.feed import preparation
@@ -72,7 +72,7 @@ class Predictor:
         Processes share the batches and all end with the whole tally; ``alone``, this one sees them all.
         """
         ranks = Ranks() if alone else self.ranks
-        parts = places(len(data), self.batch_size)
+        parts = batch_indices(len(data), self.batch_size)
         mine = ranks.share(len(parts))
         stream = data.to(self.device).stream([parts[number] for number in mine])
         for number, (x, y) in zip(mine, stream, strict=True):
