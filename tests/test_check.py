@@ -299,7 +299,7 @@ def test_a_skip_around_the_deepest_part_expands_the_batch_earlier() -> None:
 def test_the_check_leaves_no_trace() -> None:
     model, twin = (build(settle(ResNet())) for _ in range(2))
     twin.load_state_dict(model.state_dict())
-    twin.check = False
+    twin.check_first_batch = False
     x, y = torch.randn(8, *ResNet.shape), torch.randint(0, 3, (8,))
     losses = []
     for each in (model, twin):
@@ -403,3 +403,98 @@ def test_threads_share_a_model_in_evaluation_mode(method: str) -> None:
     finally:
         sys.setswitchinterval(before)
     assert not wrong
+
+
+@pytest.mark.parametrize("warm_up", [torch.zeros(4, 5), torch.ones(1, 5)])
+def test_equal_examples_do_not_hide_that_rows_depend_on_each_other(warm_up: Tensor) -> None:
+    class Centred(MixesInTraining):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x)
+            return self.last(torch.tanh(h - h.mean(0)))
+
+    model = build(Centred(), "mcp")
+    lpbnn.predict(model, warm_up)
+    with pytest.raises(ValueError, match="depends on the other examples"):
+        lpbnn.predict(model, torch.randn(8, 5), chunk=3)
+
+
+def test_an_infinite_output_hides_no_difference() -> None:
+    class Masked(MixesInTraining):
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.last(self.first(x))
+            y = y - y.mean(0)
+            return y.masked_fill(torch.tensor([False, False, True]), -torch.inf)
+
+    with pytest.warns(UserWarning, match=MIXES):
+        build(Masked())(torch.randn(8, 5))
+
+
+def test_an_input_of_three_numbers_is_not_taken_for_three_examples() -> None:
+    class WithMeans(MixesInTraining):
+        def forward(self, x: Tensor, means: Tensor) -> Tensor:  # type: ignore[override]
+            return self.last(torch.tanh(self.first(x))) - means
+
+    model = build(WithMeans())
+    model(torch.randn(8, 5), torch.randn(3))
+    assert model.execution == "batched"
+    assert model.independent_rows
+
+
+@pytest.mark.parametrize("first", [1, 2, 3, 8])
+def test_a_norm_per_member_stays_behind_the_expanded_batch(first: int) -> None:
+    decoder = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3))
+    net = nn.ModuleDict({"encoder": nn.Linear(5, 6), "decoder": decoder})
+    net.forward = lambda x: decoder(net["encoder"](x))  # type: ignore[method-assign]
+    model = build(
+        net, "batchensemble", include=["decoder.1", "decoder.3"], batch_norm="member"
+    ).eval()
+    with torch.no_grad():
+        model(torch.randn(first, 5))
+        for norm in model.modules():
+            if type(norm) is nn.BatchNorm1d:
+                norm.running_mean.normal_()
+        x = torch.randn(8, 5)
+        rows = model.run_rows(model.sample(), (x,), {})
+        alone = model.run_one_by_one(model.sample(), (x,), {})
+    torch.testing.assert_close(rows, alone)
+
+
+def test_a_failed_build_leaves_the_network_as_it_was() -> None:
+    net = nn.Sequential(nn.Linear(5, 6), nn.Linear(6, 3))
+    net.expand_at = ("nowhere",)
+    with pytest.raises(ValueError, match="expand_at"):
+        build(net, include="1")
+    assert [type(layer) for layer in net] == [nn.Linear, nn.Linear]
+
+
+def test_a_given_expansion_point_outlives_loaded_weights() -> None:
+    model = build(SecondLayerOnly(), include=["blocks.1.*", "head"])
+    model(torch.randn(6, 5))
+    other = build(SecondLayerOnly(), include=["blocks.1.*", "head"], expand_at="")
+    other.load_state_dict(model.state_dict())
+    assert other.expand_at == [""]
+
+
+def test_a_compiled_loop_gives_every_member_its_own_factors() -> None:
+    model = build(Siamese()).train()
+    x, y = pair(), torch.randint(0, 3, (8,))
+    with pytest.warns(UserWarning, match=MIXES):
+        model.loss(x, y)
+    model.noise_scale.zero_()
+    compiled = torch.compile(model.loss, backend="eager")
+    torch.testing.assert_close(compiled(x, y)["nll"], model.loss(x, y)["nll"])
+
+
+def test_threads_that_share_the_first_batch_find_the_same() -> None:
+    for _ in range(5):
+        model, x, found = build(Mlp()).eval(), torch.randn(8, 5), []
+        threads = [
+            threading.Thread(target=lambda: found.append(lpbnn.predict(model, x)))  # noqa: B023
+            for _ in range(6)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(found) == 6
+        assert (model.execution, model.independent_rows) == ("batched", True)

@@ -9,7 +9,7 @@ from torch._subclasses import FakeTensorMode
 
 import lpbnn
 from lpbnn.rank_one.factors import GaussianFactors, PointFactors
-from lpbnn.rank_one.vae import LatentFactors, LatentPosterior
+from lpbnn.rank_one.vae import LatentFactors
 
 FACTORS = {"batchensemble": PointFactors, "rank1": GaussianFactors, "lpbnn": LatentFactors}
 
@@ -81,7 +81,7 @@ def test_layers_of_several_precisions_are_sampled_apart(method: str) -> None:
 def test_terms_of_layers_on_several_devices_meet_on_the_first() -> None:
     many = [LatentFactors(2, 3, 3) for _ in range(2)]
     with FakeTensorMode():
-        posterior = LatentPosterior([move(many[0], "cuda"), move(many[1], "cpu")])
+        posterior = LatentFactors.posterior([move(many[0], "cuda"), move(many[1], "cpu")])
         kl, squared = posterior.kl(), posterior.squared_error(of_samples=True)
     assert kl.device.type == squared.device.type == "cuda"
     assert kl.shape == squared.shape == (2,)

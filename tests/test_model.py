@@ -52,7 +52,7 @@ def test_a_readout_is_applied_to_what_the_network_returns() -> None:
 def test_a_chunk_bounds_the_examples_of_a_pass(
     batch: int, chunk: int | None, examples: int
 ) -> None:
-    assert lpbnn.build(Mlp(), "ensemble", members=3).portion(batch, 2, chunk) == (3, examples)
+    assert lpbnn.build(Mlp(), "ensemble", members=3).chunk_sizes(batch, 2, chunk) == (3, examples)
 
 
 def test_a_loss_step_is_the_loss() -> None:

@@ -12,7 +12,7 @@ Model = lpbnn.UncertainModel
 
 def count_rows(model: Model) -> list[int]:
     """Return a list that gets the rows of every call of the network, without those of its check."""
-    model.check = False
+    model.check_first_batch = False
     seen: list[int] = []
     model.net.stem.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
     return seen

@@ -1,4 +1,4 @@
-"""build: the front door; turns a network into an UncertainModel by the named method."""
+"""Entry point: build turns a network into an UncertainModel by the named method."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,9 +6,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from lpbnn.convert.checks import SUPPORTED
+from lpbnn.convert.wrapper import Wrapper
 from lpbnn.likelihoods import Likelihood, Task, UserLikelihood, as_likelihood
 from lpbnn.methods import configure, load
 from lpbnn.model import Readout, UncertainModel
+from lpbnn.rank_one.export import undo
 
 
 def build(
@@ -28,7 +30,8 @@ def build(
 ) -> UncertainModel:
     """Turn a network into one that reports its uncertainty, by the named method.
 
-    The network is wrapped in place and keeps its weights; ``lpbnn.undo`` gives it back.
+    The network is wrapped in place and keeps its weights; ``lpbnn.undo`` gives it back. (A lone layer is put
+    into an ``nn.Sequential`` first.)
 
     Args:
         net: any module.
@@ -67,6 +70,12 @@ def build(
     config = configure(module, options)
     if isinstance(net, SUPPORTED):  # a lone layer has no parent in which it could be replaced
         net = nn.Sequential(net)
-    model = module.build(net, config, likelihood=resolved, readout=readout)
-    model.check = check
+    converted = any(isinstance(module, Wrapper) for module in net.modules())
+    try:
+        model = module.build(net, config, likelihood=resolved, readout=readout)
+    except BaseException:
+        if not converted:
+            undo(net)  # leave the network as it was given
+        raise
+    model.check_first_batch = check
     return model

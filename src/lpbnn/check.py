@@ -29,11 +29,11 @@ from lpbnn.predict import seeded, unwrap
 if TYPE_CHECKING:
     from lpbnn.members.ensemble import MemberEnsemble
 
-FEW = 3  # rows that are compared
+MAX_ROWS = 3  # rows that are compared
 MEMBERS = 2  # members that are compared
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}  # of the largest number; half: 0.05
 # Modules that are compared in evaluation mode: dropout is random, and norms of members share statistics.
-RANDOM = (
+EVAL_ONLY = (
     nn.Dropout,
     nn.Dropout1d,
     nn.Dropout2d,
@@ -151,9 +151,9 @@ def verify(model: "MemberEnsemble", args: tuple[Any, ...], kwargs: dict[str, Any
             difference = _first_difference(model, paths, reference)
             if not difference:
                 return _agreement(model, paths, rows, independent, reference[True].random)
-        if rows > FEW:
+        if rows > MAX_ROWS:
             independent = False  # the network refuses fewer rows, so it cannot train on slices
-    return _disagreement(difference, rows, independent)
+    return _disagreement(model, difference, rows, independent)
 
 
 def rows_are_independent(
@@ -216,7 +216,7 @@ class _Reference:
         """Return the outputs of the converted layers and of the network, for one member."""
         with _quiet(self.model.net, self.training), _recorded(self.model) as outputs:
             sampled = self.probe.take(member, 1)
-            result = self.model.loop_members(sampled, args, kwargs, first=member)
+            result = self.model.run_one_by_one(sampled, args, kwargs, first=member)
         return [*outputs, *(_Output("the output", leaf) for leaf in tree_leaves(result))]
 
     def rows_are_independent(self, rows: int) -> bool:
@@ -274,7 +274,8 @@ def _first_difference(model: Any, paths: list[str], reference: dict[bool, _Refer
                 except torch.OutOfMemoryError:
                     raise
                 except Exception as error:
-                    return f"it raises {type(error).__name__}: {str(error).splitlines()[0]}"
+                    message = str(error).splitlines()[0].rstrip(".") if str(error) else ""
+                    return f"it raises {type(error).__name__}: {message}"
             found = [*outputs, *(_Output("the output", leaf) for leaf in tree_leaves(result))]
             if difference := _compare(found, expected.members):
                 return difference + (" in training mode" if training else "")
@@ -317,7 +318,7 @@ def _agreement(
     )
 
 
-def _disagreement(difference: str, rows: int, independent: bool) -> CheckReport:
+def _disagreement(model: Any, difference: str, rows: int, independent: bool) -> CheckReport:
     line = f"{MEMBERS} members of {rows} examples as rows of one batch: {difference}."
     warning = (
         f"members cannot run as rows of one batch in this network: {difference}. A likely cause is an "
@@ -328,7 +329,7 @@ def _disagreement(difference: str, rows: int, independent: bool) -> CheckReport:
     )
     if not independent:
         warning += f" {DEPENDENT}"
-    return CheckReport("loop", [""], independent, (line,), warning)
+    return CheckReport("loop", model.expand_at, independent, (line,), warning)
 
 
 def _few_rows(
@@ -345,7 +346,7 @@ def _few_rows(
         return args, kwargs, batch
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     other_sizes = {tensor.shape[0] for tensor in tensors if tensor.dim() > 0} - {batch}
-    count = next(n for n in (min(max(batch, 2), FEW), *range(2, 99)) if n not in other_sizes)
+    count = next(n for n in (min(max(batch, 2), MAX_ROWS), *range(2, 99)) if n not in other_sizes)
     examples = [i % batch for i in range(count)]
     few = take_examples(arguments, args, kwargs, batch, examples)
     try:
@@ -388,7 +389,7 @@ def _refuse_time_first(model: Any, args: Any, kwargs: Any, rows: int) -> None:
 def _run_one(model: Any, args: Any, kwargs: Any) -> Any:
     """Run one member in evaluation mode."""
     with _quiet(model.net, False):
-        return model.loop_members(model.probe(1), args, kwargs)
+        return model.run_one_by_one(model.probe(1), args, kwargs)
 
 
 def _can_be_cut(arguments: Any, args: Any, kwargs: Any) -> bool:
@@ -441,7 +442,7 @@ def _quiet(net: nn.Module, training: bool) -> Iterator[None]:
     before = [(module, module.training) for module in net.modules()]
     try:
         for module, _ in before:
-            module.training = training and not isinstance(module, RANDOM)
+            module.training = training and not isinstance(module, EVAL_ONLY)
         yield
     finally:
         for module, flag in before:
@@ -482,7 +483,7 @@ def _compare_compiled(model: Any, inner: Any, args: Any, kwargs: Any) -> str:
                 scale.zero_()
             compiled = model(*args, **kwargs)
             sampled = inner.sample()
-            expected = inner.loop_members(sampled, args, kwargs)
+            expected = inner.run_one_by_one(sampled, args, kwargs)
         finally:
             inner.training = was_training
     pairs = zip(tree_leaves(compiled), tree_leaves(expected), strict=True)

@@ -184,7 +184,9 @@ class Categorical(Likelihood):
         self, outputs: Tensor, targets: Tensor, row_weights: Tensor | None = None
     ) -> Tensor:
         targets = self.check_targets(outputs, targets)
-        if row_weights is not None or targets.is_floating_point() or self.task != "classification":
+        own_nll = type(self).nll is not Categorical.nll
+        maps = self.task != "classification"  # a sum over all pixels is beyond float16
+        if row_weights is not None or targets.is_floating_point() or maps or own_nll:
             return super().mean_nll(outputs, targets, row_weights)
         nll = self._cross_entropy(outputs, targets, "sum")  # one kernel
         return weighted_mean(nll, self.weights(targets).to(nll.dtype).sum())
@@ -709,6 +711,15 @@ def require_tensor(targets: object) -> None:
     if not isinstance(targets, Tensor):
         given = type(targets).__name__
         raise TypeError(f"targets are a tensor; got {given}. Fix: torch.as_tensor(y).")
+
+
+def require_row_weights(weight: Tensor | None, batch: int) -> None:
+    """Refuse weights that are not one number for each example."""
+    if weight is not None and weight.shape != (batch,):
+        raise ValueError(
+            f"weights of examples are a tensor of shape ({batch},), one number for each; got "
+            f"{tuple(weight.shape)}."
+        )
 
 
 def require_targets(y: Any, batch: int) -> None:

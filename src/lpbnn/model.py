@@ -32,7 +32,7 @@ class UncertainModel(nn.Module):
 
     members: int = 1  # predictions that one pass returns
     stochastic: bool = True  # True if a second pass differs from the first
-    check: bool = True  # False: trust the network, compare nothing with the reference
+    check_first_batch: bool = True  # False: trust the network, compare nothing with the reference
     independent_rows: bool | None = (
         None  # False if examples depend on each other; None: not compared
     )
@@ -93,7 +93,7 @@ class UncertainModel(nn.Module):
         for _ in range(samples if self.stochastic else 1):
             yield self
 
-    def portion(self, batch: int, samples: int, chunk: int | None) -> tuple[int, int]:
+    def chunk_sizes(self, batch: int, samples: int, chunk: int | None) -> tuple[int, int]:
         """Return how many members and how many examples go into one pass of a prediction.
 
         Args:
@@ -108,19 +108,20 @@ class UncertainModel(nn.Module):
 
         Called before a prediction is cut into portions, and before a method mixes examples in training.
         """
-        if self.independent_rows is None and self.check and not torch.compiler.is_compiling():
+        unknown = self.independent_rows is None and not torch.compiler.is_compiling()
+        if unknown and self.check_first_batch:
             from lpbnn.check import rows_are_independent  # imports point the other way
 
             self.independent_rows = rows_are_independent(self, args, kwargs)
         if self.independent_rows is False:
             raise ValueError(
                 "the output of an example depends on the other examples of its batch, so the batch "
-                "cannot be taken apart. Fix: predict without chunk, or choose a method that runs whole "
-                "batches, such as 'lpbnn'."
+                "cannot be taken apart. Fix: predict without chunk; 'mimo', which mixes examples in "
+                "training, cannot be used for such a network."
             )
 
     def ood_score(self, outputs: Tensor) -> Tensor | None:
-        """Return the method's own OOD score of member outputs, (S, B, ...), higher is stranger.
+        """Return the method's own OOD score of member outputs, (S, B, ...); higher means more likely OOD.
 
         None if the method has no score besides the one that follows from its probabilities.
         """

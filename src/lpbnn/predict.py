@@ -149,7 +149,7 @@ def predict(
     chunk = None if chunk is None else at_least_one("chunk", chunk)
     args, kwargs = as_call(x)
     batch = batch_size(args, kwargs)
-    width, step = model.portion(batch, samples, chunk)
+    width, step = model.chunk_sizes(batch, samples, chunk)
     calls = _cut(model, args, kwargs, batch, step)
     likelihood = model.likelihood
     heads = likelihood.heads if isinstance(likelihood, MultiHead) else {"": likelihood}

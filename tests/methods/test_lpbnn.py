@@ -252,7 +252,7 @@ def test_a_module_that_expands_late_is_compiled_for_a_repeated_batch() -> None:
     """Its layers get the batch as it is, and an r for every row of the members."""
 
     class Views(nn.Module):
-        expand_late = True  # as DeepLab's ASPP
+        expand_in_layers = True  # as DeepLab's ASPP
 
         def __init__(self) -> None:
             super().__init__()

@@ -28,7 +28,7 @@ LAYERS = {
     "transposed2d": (lambda: nn.ConvTranspose2d(4, 6, 3, 2, output_padding=1, groups=2), (4, 5, 5)),
     "transposed3d": (lambda: nn.ConvTranspose3d(4, 6, 2, stride=2, bias=False), (4, 3, 3, 3)),
 }
-WAYS = ["_run_members_in_turn", "_scale_activations"]
+WAYS = ["_use_member_weights", "_scale_activations"]
 FACTORS = {"point": PointFactors, "gaussian": GaussianFactors, "latent": LatentFactors}
 
 

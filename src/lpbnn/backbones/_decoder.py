@@ -85,7 +85,7 @@ class ASPP(nn.Module):
 
     # Five layers read one map of 2,048 channels. They expand the batch to members themselves, so that the
     # map is not copied for each member (lpbnn.members.partial).
-    expand_late = True
+    expand_in_layers = True
 
     def __init__(self, inputs: int, outputs: int, rates: tuple[int, ...], style: Style) -> None:
         super().__init__()

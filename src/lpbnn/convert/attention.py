@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lpbnn.convert.wrapper import move_hooks
+
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
@@ -48,6 +50,7 @@ class SplitAttention(nn.Module):
         )
         self.out_proj = _linear(attention.out_proj.weight, attention.out_proj.bias)
         self.train(attention.training)
+        move_hooks(attention, self)
 
     def restore(self) -> nn.MultiheadAttention:
         """Back to ``nn.MultiheadAttention``, with the projections as they are now."""
@@ -73,8 +76,14 @@ class SplitAttention(nn.Module):
                 attention.in_proj_bias.copy_(torch.cat([layer.bias for layer in inputs]))
                 attention.out_proj.bias.copy_(self.out_proj.bias)
             attention.out_proj.weight.copy_(self.out_proj.weight)
-        for parameter in attention.parameters():  # packed ones learn if any of their parts did
-            parameter.requires_grad_(any(p.requires_grad for p in self.parameters()))
+        packed = [p for layer in inputs for p in layer.parameters()]
+        for (
+            name,
+            parameter,
+        ) in attention.named_parameters():  # packed ones learn if one of their parts does
+            parts = list(self.out_proj.parameters()) if name.startswith("out_proj") else packed
+            parameter.requires_grad_(any(part.requires_grad for part in parts))
+        move_hooks(self, attention)
         return attention.train(self.training)
 
     def forward(
@@ -138,7 +147,7 @@ def _merged_mask(mask: Tensor | None, padding: Tensor | None, like: Tensor) -> T
         ):  # (B * heads, queries, keys), and the rows are B examples for J members
             rows, heads = like.shape[:2]
             merged = merged.unflatten(0, (-1, heads))
-            if merged.shape[0] != rows:  # dealt out as the examples are: lpbnn.members.rows.spread
+            if merged.shape[0] != rows:  # in the order of expand_batch
                 merged = merged[torch.arange(rows, device=merged.device) % merged.shape[0]]
     if padding is not None:
         padded = additive(padding)[:, None, None, :]

@@ -1,4 +1,4 @@
-"""What every replacement of a layer has in common: it holds the layer, and nothing gets past it."""
+"""Base class of layer replacements: it holds the layer, and nothing bypasses it."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ class Wrapper(nn.Module):
         self.layer = layer
         self.path = path
         self.in_place = True  # until it is taken out of the network again
-        _move_hooks(layer, self)
+        move_hooks(layer, self)
 
     def __getattr__(self, name: str) -> Any:
         if "layer" not in self.__dict__.get(
@@ -78,12 +78,13 @@ class Wrapper(nn.Module):
 
     def restore(self) -> nn.Module:
         """The layer, as a network without the method would have it."""
-        _move_hooks(self, self.layer)
+        move_hooks(self, self.layer)
         self.in_place = False
         return self.layer
 
 
-def _move_hooks(source: nn.Module, target: nn.Module) -> None:
+def move_hooks(source: nn.Module, target: nn.Module) -> None:
+    """Move forward and backward hooks to the module that takes another one's place."""
     # The dictionaries themselves move: the handles that users hold go on working.
     for name in HOOKS:
         theirs, mine = source.__dict__.get(name), target.__dict__.get(name)

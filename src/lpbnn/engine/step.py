@@ -66,7 +66,7 @@ class TrainStep(LossStep):
         labels = model.task == "classification"  # one softmax for each example, not each pixel
         by_rows = labels and any(isinstance(module, RowNorm) for module in model.modules())
         step = compiled(model.loss, self.memory_budget, by_rows)
-        if model.check and not compiled_loss_agrees(model, step, x, y):
+        if model.check_first_batch and not compiled_loss_agrees(model, step, x, y):
             warnings.warn(
                 "the compiled loss does not equal the plain one on the first batch. lpbnn trains without a "
                 "compiler from now on, which is right and slower.",

@@ -1,4 +1,4 @@
-"""The one question that torch's public API does not answer: is a backward pass under way?"""
+"""Detection of a backward pass under way, for which torch has no public API."""
 
 import torch
 

@@ -127,7 +127,7 @@ def _differentiable(
 ) -> list[Tensor | None]:
     """Return the gradients as a graph of ordinary operations, for a second differentiation."""
     inputs = [x, weight, r, s]
-    y = _forward(*inputs, how)
+    y = _forward(x, weight, r, s, how)
     chosen = [tensor for tensor, want in zip(inputs, wanted, strict=True) if want]
     found = iter(torch.autograd.grad(y, chosen, grad, create_graph=True))
     return [next(found) if want else None for want in wanted]

@@ -31,7 +31,7 @@ def compiled(
     """``function``, compiled; its backward pass has ``memory_budget`` of the activations it would keep.
 
     Args:
-        sums_by_rows: whether most sums of the function are those of ``lpbnn.rank_one.norms.RowNorm``.
+        sums_by_rows: whether most sums of the function are those of ``lpbnn.kernels.row_norm.RowNorm``.
     """
     from torch._functorch import config
 

@@ -68,4 +68,4 @@ def restore_batch_norms(net: nn.Module) -> None:
     """Undo ``use_row_norms``."""
     for module in net.modules():
         if type(module) is RowNorm:
-            module.__class__ = nn.BatchNorm2d
+            module.__class__ = nn.BatchNorm2d  # type: ignore[assignment]

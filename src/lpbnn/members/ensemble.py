@@ -1,6 +1,7 @@
 """MemberEnsemble: members as rows of one expanded batch, checked against running them one by one."""
 
 import json
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -34,8 +35,9 @@ from lpbnn.members.rows import (
 from lpbnn.model import Outputs, Pass, UncertainModel, batch_size
 
 Execution = Literal["unchecked", "batched", "loop"]
-# Members behind a shared part that one pass of it serves: their outputs are all there at its end.
-TOGETHER = 16
+_CHECKING = threading.RLock()
+# Behind a shared part, several draws of the members run in one pass; the outputs of all are in memory.
+MAX_MEMBERS_PER_PASS = 16
 
 
 class MemberEnsemble(UncertainModel):
@@ -120,17 +122,19 @@ class MemberEnsemble(UncertainModel):
         batch = batch_size(args, kwargs)
         self.ensure_checked(sampled.count, args, kwargs)
         whole = self.expand_at == [""]
-        alone = sampled.count == 1 or fills_device(batched((args, kwargs), batch), FULL)
-        if self.execution == "loop" or (whole and alone):
-            rows = self.loop_members(sampled, args, kwargs, first=first)
+        one_by_one = sampled.count == 1 or fills_device(batched((args, kwargs), batch), FULL)
+        if self.execution == "loop" or (whole and one_by_one):
+            rows = self.run_one_by_one(sampled, args, kwargs, first=first)
         else:
             rows = self.run_rows(sampled, args, kwargs, first=first, loops=True)
         return tree_map(lambda rows: gather(rows, sampled.count), rows)
 
-    def portion(self, batch: int, samples: int, chunk: int | None) -> tuple[int, int]:
+    def chunk_sizes(self, batch: int, samples: int, chunk: int | None) -> tuple[int, int]:
         members = self.members
         if chunk is None:
-            draws = min(samples, max(1, TOGETHER // members)) if self.points.can_loop else 1
+            draws = (
+                min(samples, max(1, MAX_MEMBERS_PER_PASS // members)) if self.points.can_loop else 1
+            )
             return members * draws, batch
         if batch * members <= chunk:  # room for several draws at once
             return min(members * samples, chunk // (batch * members) * members), batch
@@ -151,7 +155,7 @@ class MemberEnsemble(UncertainModel):
         """Return the outputs of all rows, member-major, by the execution that was found to be right."""
         self.ensure_checked(sampled.count, args, kwargs)
         if self.execution == "loop" or sampled.count == 1:
-            return self.loop_members(sampled, args, kwargs, mode, copy=sampled.count > 1)
+            return self.run_one_by_one(sampled, args, kwargs, mode, copy=sampled.count > 1)
         return self.run_rows(sampled, args, kwargs, mode)
 
     def run_rows(
@@ -172,7 +176,7 @@ class MemberEnsemble(UncertainModel):
         """
         batch, count = batch_size(args, kwargs), sampled.count
         members = [(first + i) % self.members for i in range(count)]
-        # An input that has as many rows as the members by chance could be taken for their work.
+        # An input that has by chance as many rows as the expanded batch could be mistaken for it.
         loops = loops and not batched((args, kwargs), batch * count)
         state = MemberPass(sampled.take(0, count), members, batch, mode, loops)
         if self.expand_at == [""]:
@@ -192,7 +196,7 @@ class MemberEnsemble(UncertainModel):
                 )
         return outputs
 
-    def loop_members(
+    def run_one_by_one(
         self,
         sampled: Sampled,
         args: tuple[Any, ...],
@@ -217,7 +221,8 @@ class MemberEnsemble(UncertainModel):
                 own = expand_tree((args, kwargs), batch, 1, masks=masks, copy=copy)
             else:
                 own = take_examples(self.mask_arguments, args, kwargs, batch, examples)
-            state = MemberPass(sampled.take(j, 1), [(first + j) % self.members], batch)
+            own_batch = batch if examples is None else len(examples)
+            state = MemberPass(sampled.take(j, 1), [(first + j) % self.members], own_batch)
             with self.slot.use(state):
                 output = self.readout(self.net(*own[0], **own[1]))
             replay_in_backward(self.slot, state, output)
@@ -233,16 +238,19 @@ class MemberEnsemble(UncertainModel):
 
     def ensure_checked(self, count: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Compare with the reference, once, before several members run together."""
-        if self.execution != "unchecked" or not self.check or count == 1:
+        if self.execution != "unchecked" or not self.check_first_batch or count == 1:
             return
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
             return  # a comparison cannot be part of a graph
         if not all(has_values(leaf) for leaf in tree_leaves((args, kwargs))):
             return
         from lpbnn.check import verify  # imports point the other way
 
-        report = verify(self, args, kwargs)
-        self.apply_report(report)
+        with _CHECKING:  # it sets training flags: other threads wait for its result
+            if self.execution != "unchecked":
+                return
+            report = verify(self, args, kwargs)
+            self.apply_report(report)
         if report.warning:
             warnings.warn(report.warning, UserWarning, stacklevel=2)
 
@@ -266,7 +274,8 @@ class MemberEnsemble(UncertainModel):
 
     def set_extra_state(self, state: Tensor) -> None:
         found = json.loads(bytes(state.tolist()))
-        check_expand_at(self.net, found["expand_at"])
+        if found["expand_at"] not in self.expansion_choices:
+            return  # it was found with other options than this model's: check again
         self.execution = found["execution"]
         self.independent_rows = found["independent_rows"]
         self.use_expansion_points(found["expand_at"])

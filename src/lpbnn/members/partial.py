@@ -7,14 +7,14 @@ examples. Tensors that are expanded already pass through.
 A module may make three promises as attributes:
 
 - ``expand_at = ("first", "second")``: its own parts to use as expansion points, in the order of their
-  calls. Every tensor of the batch that meets a member's work meets it inside one of them.
+  calls. Every tensor of the batch that is combined with a member's output is combined inside one of them.
 - ``loop_members = True``: in prediction, it may be called for a few members at a time. It returns a row for
   each row that it is given, in every tensor, and leaves nothing behind that other code reads. Members run
   one by one if the batch fills the device by itself: each is then a plain network with its own weights, and
   memory is that of one.
-- ``expand_late = True``: its inputs go only into converted layers, or through operations without weights
-  into them. In a compiled prediction these layers expand the batch themselves, so that a compiler does not
-  hold one copy r * x per layer.
+- ``expand_in_layers = True``: its inputs go only into converted layers, or through operations without weights
+  into them. If the batch is repeated, these layers expand it themselves in a compiled graph, so that the
+  compiler does not hold one copy r * x per layer.
 """
 
 import difflib
@@ -46,6 +46,10 @@ IsConverted = Callable[[nn.Module], bool]
 class ExpansionPoints:
     """Hooks on the expansion points of a network; they act in a pass of several members.
 
+    The hook before a point expands its inputs. If the point may loop over members, that hook runs all members
+    but the last few by itself, leaves the last ones to the module's own call, and the hook behind the point
+    concatenates the outputs of all.
+
     Args:
         net: the network.
         paths: the expansion points; "" alone is the whole network, which needs no hook.
@@ -62,7 +66,7 @@ class ExpansionPoints:
             for module in self.modules
             for handle in (
                 module.register_forward_pre_hook(self.expand, with_kwargs=True),
-                module.register_forward_hook(self.join),
+                module.register_forward_hook(self.concatenate_members),
             )
         ]
 
@@ -93,7 +97,7 @@ class ExpansionPoints:
         state.expanded = (
             state.expanded or len(examples) > 0
         )  # torch 2.11 does not compile bool(list)
-        late = state.mode == "repeat" and getattr(module, "expand_late", False)
+        late = state.mode == "repeat" and getattr(module, "expand_in_layers", False)
         if late and torch.compiler.is_compiling() and _expands_in_layers(module):
             return None
         return expand_tree((args, kwargs), state.batch, state.count, state.mode, masks)
@@ -101,7 +105,7 @@ class ExpansionPoints:
     def _run_earlier(
         self, module: nn.Module, args: Any, kwargs: Any, state: MemberPass, few: int, masks: Any
     ) -> tuple[Any, Any]:
-        """Run all members but the last ``few``; ``join`` adds the outputs of these."""
+        """Run all members but the last ``few``; ``concatenate_members`` adds the outputs of these."""
         *earlier, last = range(0, state.count, few)
         loop = Loop(module, state)
         for start in earlier:
@@ -115,11 +119,13 @@ class ExpansionPoints:
         part = state.take(last, few)
         part.loop = loop
         own = _own_arguments((args, kwargs), state, last, part.count, masks)
-        self.slot.set(part)  # until join, or until the pass ends with an error
+        self.slot.set(
+            part
+        )  # until the hook behind the module, or until the pass ends with an error
         state.expanded = True
         return own
 
-    def join(self, module: nn.Module, args: Any, output: Any) -> Any:
+    def concatenate_members(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Return the outputs of all members of a loop as rows, after the call for the last ones."""
         state: MemberPass | None = self.slot.get()
         loop = None if state is None else state.loop

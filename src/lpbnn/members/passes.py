@@ -2,7 +2,7 @@
 
 The model samples what makes its members differ, puts it into the slot, runs the network, and empties the
 slot. Layers hold no state of their own. The slot is per thread, so that several threads may predict with
-one model.
+one model in evaluation mode.
 
 Activation checkpointing runs parts of the network again in the backward pass, when the slot is empty.
 ``replay_in_backward`` hands these parts the state of the pass that is being differentiated.
@@ -24,7 +24,7 @@ from lpbnn.members.rows import BatchMode, rows_needed
 
 
 class Sampled(Protocol):
-    """What makes members differ: sampled factors, or the seeds of dropout masks."""
+    """The sampled state that distinguishes members: their factors, or the seeds of their dropout masks."""
 
     @property
     def count(self) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lpbnn.likelihoods import Categorical, Likelihood
+from lpbnn.likelihoods import Categorical, Likelihood, require_row_weights
 
 
 def require_categorical(
@@ -18,15 +18,6 @@ def require_categorical(
         f"{method} has no task={likelihood.task!r} (likelihood {type(likelihood).__name__}): {reason} It "
         f"has {' and '.join(map(repr, tasks))}. Fix: choose another method, such as 'lpbnn'."
     )
-
-
-def require_row_weights(weight: Tensor | None, batch: int) -> None:
-    """Refuse weights that are not one number for each example."""
-    if weight is not None and weight.shape != (batch,):
-        raise ValueError(
-            f"weights of examples are a tensor of shape ({batch},), one number for each; got "
-            f"{tuple(weight.shape)}."
-        )
 
 
 def labels_and_weights(

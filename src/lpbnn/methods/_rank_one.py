@@ -1,4 +1,4 @@
-"""What BatchEnsemble, Rank-1 BNN and LP-BNN share: options, checks, and the conversion of the network."""
+"""Common parts of BatchEnsemble, Rank-1 BNN and LP-BNN: options, checks, and the conversion."""
 
 import dataclasses
 import warnings
@@ -35,8 +35,10 @@ class RankOneConfig:
 
     def __post_init__(self) -> None:
         at_least_one("members", self.members)
-        if self.init_std < 0:
-            raise ValueError(f"init_std={self.init_std!r}: expected a number of at least 0.")
+        for name in ("init_std", "fast_lr"):
+            if getattr(self, name) < 0:
+                value = getattr(self, name)
+                raise ValueError(f"{name}={value!r}: expected a number of at least 0.")
         choose("batch_mode", self.batch_mode, BATCH_MODES)
         choose("batch_norm", self.batch_norm, BATCH_NORM_MODES)
         choose("init", self.init, INITS)

@@ -1,6 +1,6 @@
 r"""BatchEnsemble: J members share one weight, each with its own rank-one factors.
 
-.. math:: W_j = W \odot (r_j s_j^T), \quad p(y|x) = \tfrac1J \sum_j p(y|x, W_j)
+.. math:: W_j = W \odot (s_j r_j^T), \quad p(y|x) = \tfrac1J \sum_j p(y|x, W_j)
 
 Wen, Tran, Ba: BatchEnsemble: an alternative approach to efficient ensemble and lifelong learning,
 ICLR 2020.

@@ -2,12 +2,13 @@ r"""LP-BNN: the posterior of the factors r, encoded in a small latent space per 
 
 .. math::
     z_j \sim N(\mu(r_j), \sigma^2(r_j)), \quad \hat r_j = D z_j + d, \quad
-    W_j = W \odot (\hat r_j s_j^T)
+    W_j = W \odot (s_j \hat r_j^T)
 
     L = \overline{NLL} + \frac{1}{L} \sum_{layers} \left( a \, KL(q(z|r) \| N(0, I))
         + b \, \|r - \hat r\|^2 \right)
 
-KL and squared error are averaged over members, as the NLL is. There are two variants:
+KL and squared error are averaged over members, as the NLL is. ``lpbnn.rank_one.vae`` has the scaling of
+encoder and decoder. There are two variants:
 
 ==================  ===========================================  ================================
 \                   ``variant="default"``                        ``variant="paper"``
@@ -148,7 +149,7 @@ def build(net: nn.Module, config: Config, **model_options: Any) -> UncertainMode
             inputs,
             outputs,
             latent=config.latent,
-            init_std=config.init_std,
+            init_std=float(config.init_std or 0.0),
             init=config.init,
             train_r=paper,
             train_decoder=paper,

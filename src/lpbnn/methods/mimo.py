@@ -218,7 +218,7 @@ class MIMO(UncertainModel):
             "return, or they are not called once each, name others with first=... and last=..."
         )
 
-    def portion(self, batch: int, samples: int, chunk: int | None) -> tuple[int, int]:
+    def chunk_sizes(self, batch: int, samples: int, chunk: int | None) -> tuple[int, int]:
         examples = batch if chunk is None else max(1, chunk // self.members)
         return self.members, min(batch, examples)
 

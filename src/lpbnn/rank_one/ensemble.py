@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 
 from lpbnn.convert.convert import replace_modules
 from lpbnn.convert.wrapper import Wrapper
-from lpbnn.likelihoods import require_targets
+from lpbnn.likelihoods import require_row_weights, require_targets
 from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.members.rows import BatchMode, expand_tree, row_weights, rows_needed
 from lpbnn.model import Terms, as_call, batch_size, total, two_groups
@@ -68,7 +68,9 @@ class RankOneEnsemble(MemberEnsemble):
                 f"the layers have {sorted(counts)} members; one ensemble has one number."
             )
         self.members = counts.pop()
-        late = [module for module in self.net.modules() if getattr(module, "expand_late", False)]
+        late = [
+            module for module in self.net.modules() if getattr(module, "expand_in_layers", False)
+        ]
         late_layers = {layer for module in late for layer in module.modules()}
         for index, layer in enumerate(self.layers):
             layer.slot, layer.index = self.slot, index
@@ -86,6 +88,9 @@ class RankOneEnsemble(MemberEnsemble):
             if type(module) in BATCH_NORMS
         }
         replace_modules(self.net, made)
+        # Points inside of the present ones would leave a member's norm in front of the expanded batch.
+        safe = self.expand_at
+        self.expansion_choices = [safe] if safe == [""] else [safe, [""]]
 
     def is_converted(self, module: nn.Module) -> bool:
         return isinstance(module, RankOneLayer)
@@ -128,6 +133,7 @@ class RankOneEnsemble(MemberEnsemble):
             mode = "repeat"  # examples that depend on each other stay together
             batch = len(tree_leaves(y)[0])  # the batch may be another dimension of the inputs
         require_targets(y, batch)
+        require_row_weights(weight, batch)
 
         posterior = self.posterior()
         pairs = self.sample_training(posterior, rows_needed(batch, members, mode) // members)

@@ -9,7 +9,7 @@ from lpbnn.convert.convert import undo as undo_conversion
 from lpbnn.kernels.row_norm import restore_batch_norms
 from lpbnn.members.partial import remove_expansion_hooks
 from lpbnn.model import UncertainModel, at_least_one
-from lpbnn.predict import seeded
+from lpbnn.predict import seeded, unwrap
 from lpbnn.rank_one.ensemble import RankOneEnsemble
 from lpbnn.rank_one.factors import FixedFactors
 from lpbnn.rank_one.layer import RankOneLayer, member_weights, with_biases
@@ -46,7 +46,7 @@ def freeze(model: nn.Module, *, samples: int = 1, seed: int = 0) -> FrozenEnsemb
         sampled = ensemble.sample(samples)
     net = _copy(ensemble.net)
     layers = [module for module in net.modules() if isinstance(module, RankOneLayer)]
-    for layer, factors in zip(layers, sampled, strict=True):
+    for layer, factors in zip(layers, sampled.layers, strict=True):
         layer.factors = FixedFactors(factors.r.detach().clone(), factors.s.detach().clone())
         if factors.bias is not None:
             layer.member_bias = nn.Parameter(factors.bias.detach().clone())
@@ -56,7 +56,8 @@ def freeze(model: nn.Module, *, samples: int = 1, seed: int = 0) -> FrozenEnsemb
         likelihood=copy.deepcopy(ensemble.likelihood),
         readout=ensemble.readout,
     )
-    frozen.check, frozen.execution = ensemble.check, ensemble.execution
+    frozen.check_first_batch = ensemble.check_first_batch
+    frozen.execution = ensemble.execution
     frozen.independent_rows = ensemble.independent_rows
     return frozen.requires_grad_(False).eval()
 
@@ -85,7 +86,7 @@ def mean_network(model: nn.Module) -> nn.Module:
     layers = [module for module in net.modules() if isinstance(module, RankOneLayer)]
     with torch.no_grad():
         means = with_biases(ensemble.layers, ensemble.posterior().mean())
-        for layer, mean in zip(layers, means, strict=True):
+        for layer, mean in zip(layers, means.layers, strict=True):
             if not layer.is_standard:
                 raise ValueError(
                     f"{layer.path!r} computes its weight itself (parametrised, or of a type of its "
@@ -110,8 +111,9 @@ def undo(model: nn.Module) -> nn.Module:
         >>> undo(lpbnn.build(net, "batchensemble")) is net
         True
     """
+    holds_model = any(isinstance(module, UncertainModel) for module in model.modules())
     # The first network of a Deep Ensemble is the one that was given.
-    net = model.networks[0] if isinstance(model, UncertainModel) else model
+    net = unwrap(model).networks[0] if holds_model else model
     remove_expansion_hooks(net)
     restore_batch_norms(net)
     return undo_conversion(net)

@@ -8,10 +8,11 @@ is computed from the modules of all layers at once, because a network has dozens
     posterior.sample(samples)  # [(r, s), ...] by layer: r (samples * J, m), s (samples * J, p)
     posterior.mean()           # the same at the posterior mean
 
-Training, prediction, freezing and ``lpbnn.posterior`` all sample here. Nothing is left behind by a
-forward pass, so that penalties can be read at any time.
+Training, prediction, freezing and ``lpbnn.posterior`` all sample here. A forward pass leaves nothing behind in
+the modules, so that penalties can be computed at any time.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple, get_args
@@ -100,7 +101,7 @@ class FactorPosterior:
 
 
 class PointFactors(Factors):
-    r"""BatchEnsemble: r_j and s_j are plain parameters, W_j = W * (r_j s_j^T).
+    r"""BatchEnsemble: r_j and s_j are plain parameters, W_j = W * (s_j r_j^T).
 
     Wen, Tran, Ba: BatchEnsemble, ICLR 2020.
 
@@ -178,7 +179,7 @@ class GaussianFactors(Factors):
         prior_std: float = 0.1,
     ) -> None:
         super().__init__(members, inputs, outputs)
-        rho = torch.tensor(std).expm1().log().item()  # softplus(rho) = std
+        rho = std + math.log(-math.expm1(-std))  # softplus(rho) = std
         self.prior_std = prior_std
         self.r_mean = nn.Parameter(initial(members, inputs, init_std, init))
         self.s_mean = nn.Parameter(initial(members, outputs, init_std, init))

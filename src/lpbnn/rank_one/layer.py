@@ -110,7 +110,7 @@ class RankOneLayer(Wrapper):
         self._check_rows(x, members, state)
         if not args and not kwargs and self.is_standard:
             if self._prefers_member_weights(x, factors):
-                return self._run_members_in_turn(x, factors)
+                return self._use_member_weights(x, factors)
             if (how := fast_geometry(self.layer, x)) is not None:
                 y = member_convolution(x, self.layer.weight, factors.r, factors.s, how)  # type: ignore[arg-type]
                 return y if factors.bias is None else shift_rows(y, factors.bias)
@@ -156,7 +156,7 @@ class RankOneLayer(Wrapper):
         weights = factors.members * self.layer.weight.numel()  # type: ignore[union-attr,operator]
         return weights * inputs <= x.numel() * (inputs + outputs)
 
-    def _run_members_in_turn(self, x: Tensor, factors: LayerFactors) -> Tensor:
+    def _use_member_weights(self, x: Tensor, factors: LayerFactors) -> Tensor:
         weights, bias = member_weights(self.layer, factors), factors.bias
         members = len(weights)
         if isinstance(self.layer, nn.Linear):

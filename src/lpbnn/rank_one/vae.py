@@ -29,7 +29,7 @@ class LatentFactors(Factors):
 
     .. math::
         (\mu_j, \log\sigma_j^2) = E \frac{r_j - 1}{\sqrt m} + e, \quad z_j = \mu_j + \sigma_j \epsilon,
-        \quad \hat r_j = D \frac{z_j}{\sqrt k} + d, \quad W_j = W \odot (\hat r_j s_j^T)
+        \quad \hat r_j = D \frac{z_j}{\sqrt k} + d, \quad W_j = W \odot (s_j \hat r_j^T)
 
     **Every** pass uses the sampled r^, in training and in prediction; s_j is deterministic. Because
     the decoder is linear, r^_j is Gaussian, with covariance factor D diag(sigma_j) / sqrt(k).
