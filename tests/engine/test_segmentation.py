@@ -308,7 +308,7 @@ def test_evaluation_needs_no_more_memory_for_more_frames(
     monkeypatch.setattr(evaluation, "TIMED_PIXELS", 4 * 48 * 64)
     peaks: list[int] = []
     decoded: list[int] = []
-    for number, count in enumerate((10, 10, 110)):  # the first one imports what is imported late
+    for number, count in enumerate((10, 10, 210)):  # the first one imports what is imported late
         # Every second frame has an anomaly and is in the test part.
         counts = {"train": 2, "val": 2, "test": 2 * count}
         root = streets.camvid(tmp_path / str(number), size=(48, 64), counts=counts)
@@ -317,16 +317,15 @@ def test_evaluation_needs_no_more_memory_for_more_frames(
         config = make(**TINY | {"data": "camvid"}, evaluate=EvalConfig(batch_size=2, examples=2))
         model = build_model(config, DataInfo.of(splits)).eval()
         gc.collect()
-        gc.freeze()  # with fewer objects to visit, cycles are collected as often as in a fresh process
         tracemalloc.start()
         with PeakMemory() as memory:
             assert evaluation.evaluate(model, splits, config).results["ood"]["pixels"]["auroc"] > 0
         decoded.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-        gc.unfreeze()
         peaks.append(memory.peak)
     assert peaks[2] <= 1.01 * peaks[1]
-    assert decoded[2] < decoded[1] + 300_000  # 100 more frames are 1.2 MB, decoded
+    # 200 more frames are 2.4 MB, decoded; a table of the interpreter that grows meanwhile is up to 0.6 MB.
+    assert decoded[2] < decoded[1] + 1_000_000
 
 
 def predictor_for(info: DataInfo, make: Make, shape: tuple[int, ...], size: int = 256) -> Predictor:
