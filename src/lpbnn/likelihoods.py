@@ -33,7 +33,7 @@ MIN_VARIANCE = 1e-6
 
 
 class Summary(NamedTuple):
-    """What members say, each by itself.
+    """The summary of each member's outputs.
 
     Args:
         values: (S, B, ...), what is averaged over the members: probabilities, or means.
@@ -496,7 +496,7 @@ class MultiHead(Likelihood):
 
 
 class UserLikelihood(Protocol):
-    """What ``build(net, likelihood=...)`` takes besides the likelihoods of this file; see ``Custom``."""
+    """A user's own object for ``build(net, likelihood=...)``; see ``Custom``."""
 
     def nll(self, outputs: Any, targets: Any, /) -> Tensor: ...
 

@@ -78,7 +78,7 @@ class Config:
 
 
 class DropoutMasks:
-    """What makes the members of a pass differ: a mask for every row, or masks from one seed per member.
+    """The dropout masks of a pass: a mask for every row, or masks from one seed per member.
 
     Masks from seeds are the same however members are grouped into passes.
 
