@@ -151,15 +151,16 @@ class LatentPosterior(FactorPosterior):
                 same = [layers[i] for i in group]
                 r = stack_tensors([f.r for f in same])
                 encoder = stack_tensors([f.encoder.weight for f in same])
-                bias = stack_tensors([f.encoder.bias for f in same]).unsqueeze(2)
                 # The weight is the left factor: its gradient comes as the parameters lie, not transposed.
-                codes.append(torch.bmm(encoder, ((r - 1) / r.shape[-1] ** 0.5).mT) + bias)
+                codes.append(torch.bmm(encoder, ((r - 1) / r.shape[-1] ** 0.5).mT))
                 self.r.append(r)
                 self.decoders.append(stack_tensors([f.decoder.weight for f in same]))
                 self.decoder_biases.append(
                     stack_tensors([f.decoder.bias for f in same]).unsqueeze(2)
                 )
-            self.mu, self.log_variance = torch.cat(codes).mT.chunk(2, dim=-1)
+            bias = stack_tensors([f.encoder.bias for f in self.grouped_layers])
+            code = (torch.cat(codes) + bias.unsqueeze(2)).mT
+            self.mu, self.log_variance = code.chunk(2, dim=-1)
             self.sigma = (0.5 * self.log_variance).exp()
         self.center: list[Tensor] | None = None  # r^ of the means, if they were decoded
 
