@@ -1,4 +1,4 @@
-"""Make results/*.csv and results/*.jsonl from the archive of records.
+"""Make results/*.csv, *.npz and *.jsonl from the archive of records.
 
 Command: ``python -m tools.make_tables``. A CSV has a row for each run, with numbers as the
 record writes them; results/README.md has the columns.
@@ -11,6 +11,8 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from lpbnn.engine.archive import members
 from lpbnn.engine.files import write_atomic
@@ -29,6 +31,8 @@ TABLES = {
     "cifar10-settings": ("cifar10-held-out", "cifar10-tradeoff"),
     "cifar100-settings": ("cifar100-draws", "cifar100-held-out", "cifar100-tradeoff"),
 }
+# Tables of the paper that have figures of single images; the arrays of other runs are in the archive alone.
+FIGURES = ("cifar10", "cifar100", "segmentation")
 # Measurements of other kinds, one line for each file.
 LINES = {"benchmarks": "bench", "searches": "search"}
 # What a record cannot say itself: records are not edited.
@@ -143,7 +147,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 def csv_text(content: Mapping[str, bytes], folders: tuple[str, ...]) -> str:
     """Return the CSV of some folders: columns as they first occur, per-corruption ones last."""
-    rows = [row(name, json.loads(content[name])) for name in _records(content, folders)]
+    rows = [row(name, json.loads(content[name])) for name in _named(content, folders, ".json")]
     columns = sorted(dict.fromkeys(c for one in rows for c in one), key=_late)
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
@@ -162,6 +166,27 @@ def lines_text(content: Mapping[str, bytes], folder: str) -> str:
     return "".join(lines)
 
 
+def arrays(content: Mapping[str, bytes], folders: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Return the arrays of some folders as ``RUN/ARRAY``.
+
+    An array that is the same in all runs that have it, such as the images that all of them saw, is there once,
+    as ``ARRAY``.
+    """
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for name in _named(content, folders, ".npz"):
+        with np.load(io.BytesIO(content[name]), allow_pickle=False) as stored:
+            for key in stored.files:
+                found.setdefault(key, {})[Path(name).stem] = stored[key]
+    kept: dict[str, np.ndarray] = {}
+    for key, by_run in found.items():
+        first, *others = by_run.values()
+        if others and all(_same(first, other) for other in others):
+            kept[key] = first
+        else:
+            kept |= {f"{run}/{key}": array for run, array in by_run.items()}
+    return kept
+
+
 def outputs(content: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of every file that is made from the archive."""
     known = {folder for folders in TABLES.values() for folder in folders} | {*LINES.values()}
@@ -176,15 +201,21 @@ def outputs(content: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
         yield f"{name}.jsonl", lines_text(content, folder)
 
 
-def _records(content: Mapping[str, bytes], folders: tuple[str, ...]) -> list[str]:
-    """Return the names of the records, seeds in the order of numbers."""
+def _same(one: np.ndarray, other: np.ndarray) -> bool:
+    return (
+        one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    )
+
+
+def _named(content: Mapping[str, bytes], folders: tuple[str, ...], suffix: str) -> list[str]:
+    """Return the names of the files of some folders, seeds in the order of numbers."""
 
     def place(name: str) -> tuple[int, str, int]:
-        folder, _, run = name.removesuffix(".json").partition("/")
+        folder, _, run = name.removesuffix(suffix).partition("/")
         stem = run.rstrip("0123456789")
         return folders.index(folder), stem, int(run[len(stem) :] or 0)
 
-    found = [n for n in content if n.endswith(".json") and n.partition("/")[0] in folders]
+    found = [n for n in content if n.endswith(suffix) and n.partition("/")[0] in folders]
     return sorted(found, key=place)
 
 
@@ -193,9 +224,16 @@ def _late(column: str) -> int:
 
 
 def main() -> None:
-    for name, text in outputs(members(ARCHIVE)):
+    content = members(ARCHIVE)
+    for name, text in outputs(content):
         write_atomic(RESULTS / name, text.encode())
         print(f"{name}: {len(text.encode()):,} bytes, {text.count(chr(10))} lines")
+    for table in FIGURES:
+        buffer = io.BytesIO()
+        found = arrays(content, TABLES[table])
+        np.savez_compressed(buffer, **found)  # type: ignore[arg-type]
+        write_atomic(RESULTS / f"{table}.npz", buffer.getvalue())
+        print(f"{table}.npz: {len(buffer.getvalue()):,} bytes, {len(found)} arrays")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """The tables in results/ hold the numbers of the archived records, and RESULTS.md those of the tables."""
 
+import io
 import json
 import lzma
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tools import make_results, make_tables, pack_records
 
@@ -106,8 +108,28 @@ def test_the_tables_are_what_the_tool_makes() -> None:
     for name, text in made.items():
         assert (RESULTS / name).read_text() == text, f"{name}. Fix: python -m tools.make_tables"
     written = {path.name for path in RESULTS.iterdir()}
-    assert written == {*made, "records.tar.xz", "README.md"}
+    figures = {f"{table}.npz" for table in make_tables.FIGURES}
+    assert written == {*made, *figures, "records.tar.xz", "README.md"}
     assert len(written) <= 15
+
+
+@pytest.mark.parametrize("table", make_tables.FIGURES)
+def test_every_array_is_that_of_the_record(table: str) -> None:
+    packed = {n: b for n, b in members(ARCHIVE).items() if n.endswith(".npz")}
+    with np.load(RESULTS / f"{table}.npz") as stored:
+        held = {name: stored[name] for name in stored.files}
+    used: set[str] = set()
+    for name, content in packed.items():
+        if not name.startswith(make_tables.TABLES[table]):
+            continue
+        with np.load(io.BytesIO(content)) as record:
+            for key in record.files:
+                own = f"{Path(name).stem}/{key}"
+                used.add(own if own in held else key)
+                found = held[own if own in held else key]
+                assert found.dtype == record[key].dtype
+                np.testing.assert_array_equal(found, record[key], strict=True)
+    assert used == held.keys()
 
 
 def test_the_archive_has_no_dates_and_no_owners() -> None:
