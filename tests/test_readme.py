@@ -27,7 +27,7 @@ def test_its_results_are_those_of_the_ledger(name: str) -> None:
         t for t in (ROOT / "README.md").read_text().splitlines() if t.startswith(f"| {name}")
     )
     _, _, n, accuracy, *numbers, parameters, _ = (cell.strip() for cell in line.split("|"))
-    kept = read_ledger(ROOT / "results" / "cifar10-fast")
+    kept = read_ledger(ROOT / "results" / "records.tar.xz" / "cifar10-fast")
     runs = [run for run in kept if (run.method, run.at("backbone")) == (ROWS[name], "wrn-28-10")]
     assert int(n) == len(runs)
     found = [fmean(run.at(*key.split("/")) for run in runs) for key in NUMBERS]

@@ -1,6 +1,6 @@
-"""Convert the records in results/ from the option names of 0.1 to those of 0.2.
+"""Convert the records in a folder from the option names of 0.1 to those of 0.2.
 
-    python tools/convert_records.py [results]
+    python tools/convert_records.py FOLDER
 
 Renames ``spread`` to ``init_std`` and ``spread_at`` to ``expand_at`` in the stored configs, and writes out
 the options that 0.1 supplied for older records when it read them. A converted record says so in
@@ -80,4 +80,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "results"))
+    main(Path(sys.argv[1]))

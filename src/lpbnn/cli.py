@@ -125,7 +125,7 @@ def keep(runs: Runs, into: Path) -> None:
     """Copy the numbers of finished runs into the ledger: one small JSON each, no weights.
 
     Args:
-        into: a folder of the ledger, such as results/cifar10-fast.
+        into: a folder of the ledger, such as kept/cifar10-fast.
     """
     from lpbnn.report.ledger import keep
 

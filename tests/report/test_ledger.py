@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from report.conftest import SESSION, Make, arrays, info
 from tools.convert_records import convert
+from tools.pack_records import added, pack
 
-from lpbnn.engine import OptimConfig, RunConfig
+from lpbnn.engine import OptimConfig, RunConfig, archive
 from lpbnn.engine.build import resolved
-from lpbnn.engine.files import RunError
+from lpbnn.engine.files import RunError, read_json
 from lpbnn.engine.rundir import RunDir
 from lpbnn.experiments import published
 from lpbnn.report import comparison, write_report
@@ -23,7 +24,7 @@ from lpbnn.report.ledger import found_in, keep, kept, ledger_folders, read_ledge
 from lpbnn.report.results_md import results_markdown
 from lpbnn.report.runs import Run, chosen, grouped
 
-ROOT = Path(__file__).parents[2]
+RECORDS = Path(__file__).parents[2] / "results" / "records.tar.xz"
 
 
 @pytest.fixture
@@ -299,9 +300,11 @@ def test_a_removed_option_that_was_off_makes_no_other_run(
 
 def test_committed_records_have_the_names_of_today() -> None:
     """``tools/convert_records.py`` has nothing left to do."""
-    for folder in ledger_folders(ROOT / "results"):
-        for path in folder.glob("*.json"):
-            record = json.loads(path.read_text())
+    folders = ledger_folders(RECORDS)
+    assert len(folders) == 11
+    for folder in folders:
+        for path in archive.files(folder, ".json"):
+            record = read_json(path)
             assert convert(record) is record, path
 
 
@@ -310,11 +313,44 @@ def test_no_results_yet(tmp_path: Path) -> None:
         results_markdown(tmp_path / "results", published)
 
 
-def test_the_committed_page_is_what_the_ledger_says() -> None:
-    page = ROOT / "RESULTS.md"
-    if ledger_folders(ROOT / "results"):
-        assert page.read_text() == results_markdown(ROOT / "results", published), (
-            "RESULTS.md is not of this ledger. Fix: lpbnn results"
-        )
-    else:
-        assert not page.exists()
+@pytest.fixture
+def packed(make: Make, tmp_path: Path) -> Path:
+    """The ledger of two seeds in an archive, with the folder that was packed beside it."""
+    for seed in (0, 1):
+        keep(make("lpbnn", seed), tmp_path / "kept" / "digits")
+    (tmp_path / "kept.tar.xz").write_bytes(pack(added({}, tmp_path / "kept")))
+    return tmp_path / "kept.tar.xz"
+
+
+def test_a_packed_ledger_is_read_like_its_folder(packed: Path, tmp_path: Path) -> None:
+    before, after = (read_ledger(top / "digits") for top in (tmp_path / "kept", packed))
+    assert [run.name for run in after] == [run.name for run in before]
+    for one, other in zip(before, after, strict=True):
+        assert (one.settings, one.results, one.data) == (other.settings, other.results, other.data)
+        assert one.arrays.keys() == other.arrays.keys()
+        for name, array in one.arrays.items():
+            np.testing.assert_array_equal(array, other.arrays[name])
+    assert before[0].arrays
+    assert ledger_folders(packed) == [packed / "digits"]
+    assert [run.seed for run in found_in(packed / "digits")] == [0, 1]
+    assert comparison([run.path for run in after]) == comparison([run.path for run in before])
+    page = results_markdown(packed, lambda data, backbone: None)
+    folder = results_markdown(tmp_path / "kept", lambda data, backbone: None)
+    assert page.replace("kept.tar.xz/", "kept/") == folder
+
+
+def test_what_a_packed_ledger_lacks_is_told(make: Make, packed: Path) -> None:
+    with pytest.raises(RunError, match="is no folder"):
+        read_ledger(packed / "cifar10")
+    with pytest.raises(RunError, match=r"kept.tar.xz has no digits/a.json; it holds digits. Fix"):
+        Run.read(packed / "digits" / "a.json")
+    with pytest.raises(RunError, match=r"in an archive, which is only read. Fix"):
+        keep(make("mcp"), packed / "digits")
+    packed.write_bytes(packed.read_bytes()[:-100])
+    with pytest.raises(RunError, match=r"kept.tar.xz is damaged .* Fix"):
+        Run.read(packed / "digits" / "a.json")
+
+
+def test_the_records_make_a_page_of_every_table() -> None:
+    page = results_markdown(RECORDS, published)
+    assert page.count("The runs behind these numbers") == 18

@@ -8,6 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from lpbnn.engine import archive
+
 CONFIG = "config.json"  # what makes a folder that of a run
 _PIECE = 2**24  # bytes per write
 
@@ -71,7 +73,12 @@ def read_json(path: Path) -> Any:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file of a run folder, or a ``RunError`` that says what is missing."""
+    """The content of a file of a run folder, or a ``RunError`` that says what is missing.
+
+    A path may go through an archive of records: ``records.tar.xz/cifar10-fast/a.json``.
+    """
+    if (found := archive.locate(path)) and found[1]:
+        return _read_member(*found)
     try:
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -94,6 +101,18 @@ def read_bytes(path: Path) -> bytes:
         raise RunError(what) from error
     except OSError as error:
         raise RunError(f"{path} could not be read: {error}.") from error
+
+
+def _read_member(file: Path, name: str) -> bytes:
+    try:
+        return archive.members(file)[name]
+    except KeyError:
+        there = sorted({name.partition("/")[0] for name in archive.members(file)})
+        raise RunError(
+            f"{file} has no {name}; it holds {_some_of(there)}. Fix: check the path in the archive."
+        ) from None
+    except ValueError as error:
+        raise RunError(str(error)) from error
 
 
 def _runs_in(folder: Path) -> list[str]:

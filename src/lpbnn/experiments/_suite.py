@@ -41,7 +41,8 @@ class Work:
     """What every experiment can be told about how its runs are made, or where they are."""
 
     source: Annotated[Path | None, arg(name="from")] = None
-    """Train nothing: show the runs of this folder, of a ledger (results/NAME) or of run folders."""
+    """Train nothing: show the runs of this folder, of a ledger (also in an archive,
+    results/records.tar.xz/cifar10-fast) or of run folders."""
     out: Path = Path("runs")
     """Folder of the runs; finished ones are not trained again."""
     ledger: Path | None = None

@@ -2,8 +2,8 @@
 
 Command: ``lpbnn experiment diversity`` uses the demo's settings on digits, about a minute on two CPU cores;
 ``--preset cifar10-fast --data-root DIR`` (or cifar10, the paper's 250 epochs) takes the settings of
-table1, ``--from results/cifar10-fast`` the runs that are kept there. Means over the pairs of members; on
-corrupted images all sets are pooled. What single members say of single images is in the report.
+table1, ``--from results/records.tar.xz/cifar10-fast`` the runs that are kept there. Means over the pairs of
+members; on corrupted images all sets are pooled. What single members say of single images is in the report.
 """
 
 from dataclasses import dataclass

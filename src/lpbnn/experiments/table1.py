@@ -2,8 +2,9 @@
 
 Command: ``lpbnn experiment table1 --data-root DIR``; on one H200 a short-schedule WRN-16-4 run takes
 minutes. ``--preset cifar10 --backbone wrn-28-10`` is the paper's setting (250 epochs); several presets and
-backbones may be given, and one seed of everything is made first. ``--ledger results/cifar10-fast`` keeps
-each run's numbers the moment it ends, ``--from results/cifar10-fast`` shows what is kept.
+backbones may be given, and one seed of everything is made first. ``--ledger kept/cifar10-fast`` keeps
+each run's numbers the moment it ends, ``--from kept/cifar10-fast`` shows what is kept, and
+``--from results/records.tar.xz/cifar10-fast`` the published runs.
 """
 
 from dataclasses import dataclass

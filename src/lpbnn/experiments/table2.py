@@ -4,8 +4,8 @@ Command: ``lpbnn experiment table2`` trains all eight rows on generated scenes w
 six minutes on two CPU cores. With ``--data-root DIR`` it takes what DIR holds of StreetHazards,
 BDD-Anomaly and CamVid-Anomaly, with the paper's ResNet-50, batch of 4, polynomial schedule and 25 epochs;
 ``--preset camvid-anomaly-fast --pretrained resnet50.safetensors`` is 60 epochs of CamVid (5,460 steps),
-meant for a minute or two a run on one H200. ``--ledger results/camvid-anomaly`` keeps each run's numbers
-the moment it ends, ``--from results/camvid-anomaly`` shows what is kept. The report has the pictures.
+meant for a minute or two a run on one H200. ``--ledger kept/camvid-anomaly`` keeps each run's numbers
+the moment it ends, ``--from kept/camvid-anomaly`` shows what is kept. The report has the pictures.
 """
 
 from dataclasses import dataclass

@@ -10,7 +10,7 @@ convolution with a kernel as large as the image. The gradient by the input is a 
 
 so its derivative by the weights is the weight gradient of that transposed convolution, for which the
 libraries have kernels. On an H200 this made DUQ's compiled step on a WRN-16-4 2.7 times as fast (8,960 to
-24,200 images per second, results/bench/duq-step-h200.txt); on a CPU it makes no difference.
+24,200 images per second, bench/duq-step-h200.txt in results/records.tar.xz); on a CPU it makes no difference.
 
 All private torch APIs that this needs (``torch._dynamo.comptime``, the operators that make up a graph) are
 used in this file only. A torch without them runs the same function outside the compiler.

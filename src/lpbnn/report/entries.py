@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from lpbnn.engine import archive
 from lpbnn.engine.files import RunError, read_bytes, read_json
 from lpbnn.engine.rundir import CONFIG, DATA, PREDICTIONS, RunDir
 from lpbnn.metrics.info import METRICS
@@ -59,7 +60,7 @@ def arrays(path: Path) -> dict[str, np.ndarray]:
         folder = RunDir(path)
         return folder.arrays() if (folder / PREDICTIONS).exists() else {}
     beside = path.with_suffix(".npz")
-    if not beside.exists():
+    if not archive.exists(beside):
         return {}
     try:
         with np.load(io.BytesIO(read_bytes(beside)), allow_pickle=False) as stored:

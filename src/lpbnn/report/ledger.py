@@ -1,15 +1,16 @@
 """The ledger: finished runs kept as small JSON files, one each, that published numbers are traced to.
 
-    keep("runs/a", Path("results/cifar10-fast"))        # results/cifar10-fast/a.json
-    comparison(read_ledger(Path("results/cifar10-fast")))
+    keep("runs/a", Path("kept/cifar10-fast"))        # kept/cifar10-fast/a.json
+    comparison(read_ledger(Path("kept/cifar10-fast")))
 
-A folder of the ledger is read like run folders are: every table and page takes its files.
+A folder of the ledger is read like run folders are: every table and page takes its files. It may be packed:
+``read_ledger("results/records.tar.xz/cifar10-fast")`` reads a folder of an archive.
 """
 
 from collections.abc import Iterable
 from pathlib import Path
 
-from lpbnn.engine import RunConfig
+from lpbnn.engine import RunConfig, archive
 from lpbnn.engine.build import resolved
 from lpbnn.engine.files import RunError, read_json, write_atomic
 from lpbnn.engine.rundir import CONFIG, RunDir
@@ -22,6 +23,8 @@ def keep(run: str | Path, into: str | Path) -> Path:
 
     The same run, measured again, replaces its file; another run never does.
     """
+    if archive.locate(Path(into)) is not None:
+        raise RunError(f"{into} is in an archive, which is only read. Fix: keep runs in a folder.")
     entry = content(run)
     path = Path(into) / f"{entry['run']}.json"
     new = Run.of(path, entry)
@@ -41,7 +44,7 @@ def keep(run: str | Path, into: str | Path) -> Path:
 def read_ledger(folder: str | Path) -> list[Run]:
     """The runs of one folder of the ledger, in the order of their names."""
     folder = Path(folder)
-    if not folder.is_dir():
+    if not archive.is_folder(folder):
         raise RunError(f"{folder} is no folder. Fix: give one that lpbnn keep has written to.")
     runs = _entries(folder)
     if not runs:
@@ -68,7 +71,9 @@ def found_in(folder: str | Path) -> list[Run]:
 
 def ledger_folders(ledger: str | Path) -> list[Path]:
     """The folders, at any depth, that hold kept runs; other JSON files may lie beside them."""
-    holding = {path.parent for path in Path(ledger).rglob("*.json") if _is_kept(path)}
+    holding = {
+        path.parent for path in archive.files(Path(ledger), ".json", deep=True) if _is_kept(path)
+    }
     return sorted(holding)
 
 
@@ -100,7 +105,7 @@ def _is_kept(path: Path) -> bool:
 
 
 def _entries(folder: Path) -> list[Run]:
-    return _in_order(Run.read(path) for path in folder.glob("*.json"))
+    return _in_order(Run.read(path) for path in archive.files(folder, ".json"))
 
 
 def _in_order(runs: Iterable[Run]) -> list[Run]:

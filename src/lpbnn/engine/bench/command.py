@@ -103,7 +103,7 @@ def show(
         plot: draw cost against J here (.svg, .png, .pdf).
     """
     if not files:
-        raise ValueError("no file was given. Fix: lpbnn bench show results/bench/FILE.json")
+        raise ValueError("no file was given. Fix: lpbnn bench show FILE.json")
     records = [Record.read(path) for path in files]
     _show(records)
     _draw(records, plot)

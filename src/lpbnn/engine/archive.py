@@ -1,0 +1,82 @@
+"""Records in one archive, read in memory: ``records.tar.xz/cifar10-fast/a.json`` names a file in it.
+
+An archive is used like the folder that was packed: a path goes through the archive's name.
+"""
+
+import lzma
+import tarfile
+from functools import lru_cache
+from pathlib import Path
+
+SUFFIX = ".tar.xz"
+
+
+def locate(path: Path) -> tuple[Path, str] | None:
+    """Return the archive that a path goes through and the name in it; None if there is none.
+
+    >>> locate(Path("results/cifar10-fast"))
+    """
+    for outer in (path, *path.parents):
+        if outer.name.endswith(SUFFIX) and outer.is_file():
+            inner = path.relative_to(outer).as_posix()
+            return outer, "" if inner == "." else inner
+    return None
+
+
+def members(archive: Path) -> dict[str, bytes]:
+    """Return the content of every file of an archive by its name.
+
+    Raises:
+        ValueError: if the archive is damaged.
+    """
+    status = archive.stat()
+    return _members(archive.resolve(), status.st_mtime_ns, status.st_size)
+
+
+def is_folder(path: Path) -> bool:
+    """Return True for a folder, on the disk or in an archive."""
+    return path.is_dir() or bool(files(path))
+
+
+def files(folder: Path, suffix: str = "", deep: bool = False) -> list[Path]:
+    """Return the files of a folder, on the disk or in an archive, in the order of their names.
+
+    Args:
+        folder: a folder, ``NAME.tar.xz`` or ``NAME.tar.xz/FOLDER``.
+        suffix: only files with this one, such as ``.json``.
+        deep: include the folders in it.
+    """
+    if (found := locate(folder)) is None:
+        inside = folder.rglob(f"*{suffix}") if deep else folder.glob(f"*{suffix}")
+        return sorted(path for path in inside if path.is_file())
+    archive, inner = found
+    paths = [archive / name for name in members(archive)]
+    top = archive / inner
+    return sorted(
+        path
+        for path in paths
+        if (top in path.parents if deep else path.parent == top) and path.name.endswith(suffix)
+    )
+
+
+def exists(path: Path) -> bool:
+    """Return True if a file is there, on the disk or in an archive."""
+    found = locate(path)
+    return path.exists() if found is None else not found[1] or found[1] in members(found[0])
+
+
+# An xz stream is read from its start, so the second file would cost as much as all of them.
+@lru_cache(maxsize=2)
+def _members(archive: Path, modified: int, size: int) -> dict[str, bytes]:
+    del modified, size  # in the key: a rewritten archive is read again
+    content: dict[str, bytes] = {}
+    try:
+        with tarfile.open(archive, "r:xz") as tar:
+            for member in tar:
+                if (file := tar.extractfile(member)) is not None:
+                    content[member.name] = file.read()
+    except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
+        raise ValueError(
+            f"{archive} is damaged ({error}). Fix: restore it from a copy (git checkout)."
+        ) from error
+    return content

@@ -1,0 +1,319 @@
+"""Make RESULTS.md, the paper's tables with our numbers beside them, from results/*.csv and *.jsonl.
+
+Command: ``python -m tools.make_results``. The text around the tables is in tools/results_template.md.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+from tools.make_tables import RESULTS, ROOT, read_csv, value_of
+
+from lpbnn.experiments import diversity, stability, table1, table2
+from lpbnn.report.runs import title
+
+PAGE = ROOT / "RESULTS.md"
+TEMPLATE = Path(__file__).with_name("results_template.md")
+NETWORKS = ("wrn-28-10", "wrn-16-4")
+# The authors corrected their code in 2023 and replaced their row of CIFAR-10 (LP_BNN, commit e6f010c).
+CORRECTED = {"accuracy": 0.9476, "auroc": 0.9670, "ece": 0.0148, "ca": 0.699, "ce": 0.2421}
+# Table 3: training time and memory, test time and memory, relative to the plain network.
+RUNTIME = {
+    "lpbnn": (1.33, 1.11, 2.71, 2.18),
+    "batchensemble": (1.31, 1.11, 2.67, 2.18),
+    "tradi": (1.18, 1.02, 4.0, 4.0),
+    "ensemble": (4.0, 4.0, 4.0, 4.0),
+}
+RUNTIME_FILES = {
+    "eager": ("bench/deeplab-eager-h200.json",),
+    "compiled": (
+        "bench/deeplab-compiled-h200.json",
+        "bench/deeplab-ensemble-compiled-h200.json",
+    ),
+}
+MARK = "†"  # a row whose record has a note of its own
+
+Row = Mapping[str, str]
+Paper = Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A metric: its name in the CSV, its title, and the paper's name for it, if the paper has it."""
+
+    key: str
+    title: str
+    paper: str | None = None
+    percent: bool = False
+
+    def text(self, value: float) -> str:
+        return f"{100 * value:.2f}" if self.percent else f"{value:.4f}"
+
+    @property
+    def falls(self) -> bool:
+        """True if less is better."""
+        return "↓" in self.title
+
+
+ACCURACY = Column("test/accuracy", "accuracy % ↑", "accuracy", percent=True)
+NLL, BRIER = Column("test/nll", "NLL ↓"), Column("test/brier", "Brier ↓")
+ECE = Column("test/ece", "ECE ↓", "ece")
+DETECTION = (
+    Column("ood/svhn/auroc", "AUROC ↑", "auroc"),
+    Column("ood/svhn/aupr", "AUPR ↑", "aupr"),
+    Column("ood/svhn/fpr95", "FPR95 ↓", "fpr95"),
+)
+CORRUPTION = (
+    Column("corruption/ca", "cA % ↑", "ca", percent=True),
+    Column("corruption/ce", "cE ↓", "ce"),
+    *(
+        Column(f"corruption/severities/{severity}/ece", f"ECE, severity {severity} ↓")
+        for severity in (1, 3, 5)
+    ),
+)
+SEGMENTATION = (
+    Column("test/miou", "mIoU % ↑", "miou", percent=True),
+    Column("ood/pixels/auroc", "AUROC ↑", "auroc"),
+    Column("ood/pixels/aupr", "AUPR ↑", "aupr"),
+    Column("ood/pixels/fpr95", "FPR95 ↓", "fpr95"),
+    ECE,
+)
+PAIRS = tuple(
+    Column(f"diversity/{part}/{key}", f"{part}: {words}", f"{part}/{key}")
+    for part in ("test", "corrupted")
+    for key, words in zip(
+        diversity.KEYS, ("ratio-error ↑", "Q-statistic ↓", "correlation ↓"), strict=True
+    )
+)
+
+
+def page(folder: Path = RESULTS) -> str:
+    """Return RESULTS.md; the same files give the same text."""
+    tables = {
+        name: read_csv(folder / f"{name}.csv")
+        for name in ("cifar10", "cifar100", "segmentation", "stability")
+    }
+    papers = {name: _paper(name) for name in ("cifar10", "cifar100")}
+    both = [(name, tables[name], papers[name]) for name in papers]
+    runs = sum(len(read_csv(path)) for path in folder.glob("*.csv"))
+    columns = (ACCURACY, ECE, NLL, BRIER)
+    return TEMPLATE.read_text().format(
+        runs=runs,
+        cifar10=_cifar(both[:1], columns),
+        cifar100=_cifar(both[1:], columns),
+        detection=_cifar([both[0], ("cifar100", tables["cifar100"], {})], DETECTION),
+        corruption=_cifar(both, CORRUPTION),
+        segmentation=_segmentation(tables["segmentation"]),
+        runtime=_runtime(folder),
+        stability=_stability(tables["stability"]),
+        diversity=_diversity(tables["cifar10"]),
+    )
+
+
+def numbers(rows: Iterable[Row], key: str) -> list[float]:
+    """Return a column of some rows; an empty cell was not measured."""
+    found = (value_of(row.get(key, "")) for row in rows)
+    return [float(value) for value in found if value is not None]
+
+
+def _paper(name: str) -> dict[str, dict[str, float]]:
+    return {method: dict(row) for method, row in table1.paper(name).rows.items()}
+
+
+def _cifar(sets: Sequence[tuple[str, Sequence[Row], Paper]], columns: Sequence[Column]) -> str:
+    """One table of all networks; the methods in the paper's order, then the others."""
+    parted = len(sets) > 1
+    shown = [
+        (column, any(column.paper in row for _, _, paper in sets for row in paper.values()))
+        for column in columns
+    ]
+    heads = [*["data"] * parted, "network", "method", "n"]
+    for column, has_paper in shown:
+        heads += [column.title, *["paper"] * has_paper]
+    lines: list[list[str]] = []
+    for name, rows, paper in sets:
+        order = list(_paper(name))
+        for network in NETWORKS:
+            groups = _by(lambda row: row["method"], [r for r in rows if r["backbone"] == network])
+            methods = sorted(
+                groups, key=lambda m: (order.index(m) if m in order else len(order), m)
+            )
+            best = _best(groups, columns)
+            for method in methods:
+                own = groups[method]
+                label = title(method) + MARK * any(_is_noted(row) for row in own)
+                line = [*[name] * parted, network, label, str(len(own))]
+                for column, has_paper in shown:
+                    line.append(_cell(own, column, best[column.key] == method))
+                    if has_paper:
+                        line.append(_beside(paper, name, method, column))
+                lines.append(line)
+    return _table(heads, lines, 2 + parted)
+
+
+def _beside(paper: Paper, data: str, method: str, column: Column) -> str:
+    value = paper.get(method, {}).get(column.paper or "")
+    if value is None:
+        return ""
+    new = CORRECTED.get(column.paper or "") if (data, method) == ("cifar10", "lpbnn") else None
+    return column.text(value) + (f" ({column.text(new)})" if new is not None else "")
+
+
+def _segmentation(rows: Sequence[Row]) -> str:
+    groups = _by(_variant, rows)
+    order = list(table2.PAPER["streethazards"])
+    best = _best(groups, SEGMENTATION)
+    lines = [
+        [
+            "CamVid-Anomaly, ours",
+            _titled(name),
+            str(len(groups[name])),
+            *(_cell(groups[name], c, best[c.key] == name) for c in SEGMENTATION),
+        ]
+        for name in sorted(groups, key=order.index)
+    ]
+    for data, paper in table2.PAPER.items():
+        for name, values in paper.items():
+            found = (
+                f"{v:.2f}" if c.percent else f"{v:.4f}"
+                for c, v in zip(SEGMENTATION, values, strict=True)
+            )
+            lines.append([f"{table2.TITLES[data]}, paper", _titled(name), "", *found])
+    return _table(["data", "method", "n", *(c.title for c in SEGMENTATION)], lines, 2)
+
+
+def _runtime(folder: Path) -> str:
+    text = (folder / "benchmarks.jsonl").read_text().splitlines()
+    files = {line["file"]: line["content"] for line in map(json.loads, text)}
+    heads = ["method"]
+    for what in ("training time", "training memory", "test time", "test memory"):
+        heads += [f"{what}: eager", "compiled", "paper"]
+    measured: dict[tuple[str, str], tuple[float, ...]] = {}
+    for mode, names in RUNTIME_FILES.items():
+        for one in (row for name in names for row in files[name]["rows"]):
+            measured[one["case"]["method"], mode] = _ratios(one)
+    lines = []
+    for method, paper in RUNTIME.items():
+        line = [title(method)]
+        for i in range(4):
+            ours = (measured[method, mode][i] for mode in RUNTIME_FILES)
+            line += [*(f"{value:.2f}" for value in ours), f"{paper[i]:.2f}"]
+        lines.append(line)
+    return _table(heads, lines, 1)
+
+
+def _ratios(row: Mapping[str, Any]) -> tuple[float, ...]:
+    """Return the cost of a method over the plain network's, timed in the same repeats."""
+
+    def time(what: str) -> float:
+        return median(row[what]["own"]["times"]) / median(row[what]["reference"]["times"])
+
+    def memory(what: str) -> float:
+        return row["size"][what] / row["reference"][what]
+
+    return time("train"), memory("train_bytes"), time("predict"), memory("predict_bytes")
+
+
+def _stability(rows: Sequence[Row]) -> str:
+    heads = ["data", "method", "n", *(f"lr {rate:g}" for rate in stability.RATES)]
+    lines = []
+    for data, own in _by(lambda row: row["data"], rows).items():
+        for method in stability.NAMES:
+            runs = [
+                [r for r in own if r["method"] == method and float(r["lr"]) == rate]
+                for rate in stability.RATES
+            ]
+            n = "/".join(dict.fromkeys(str(len(r)) for r in runs))
+            ours = (_cell(r, ACCURACY, False) + _diverged(_epochs(r)) for r in runs)
+            lines.append([data, title(method), n, *ours])
+            if data == "cifar10":
+                paper = stability.PAPER[method].values()
+                theirs = (f"{accuracy:.2f}" + _diverged([e] if e else []) for accuracy, e in paper)
+                lines.append([f"{data}, paper", title(method), "", *theirs])
+    return _table(heads, lines, 2)
+
+
+def _epochs(rows: Sequence[Row]) -> list[int]:
+    return sorted(int(value) for value in numbers(rows, "train/diverged"))
+
+
+def _diverged(epochs: Sequence[int]) -> str:
+    return f" (diverged: {', '.join(map(str, epochs))})" if epochs else ""
+
+
+def _diversity(rows: Sequence[Row]) -> str:
+    paper = diversity.paper().rows
+    lines = []
+    for network in NETWORKS:
+        groups = _by(lambda row: row["method"], [r for r in rows if r["backbone"] == network])
+        for method in diversity.METHODS:
+            own = groups[method]
+            ours = (_cell(own, c, False) for c in PAIRS)
+            lines.append([network, title(method), str(len(own)), *ours])
+    for method in diversity.METHODS:
+        theirs = (PAIRS[i].text(paper[method][str(c.paper)]) for i, c in enumerate(PAIRS))
+        lines.append(["paper", title(method), "", *theirs])
+    return _table(["network", "method", "n", *(c.title for c in PAIRS)], lines, 2)
+
+
+def _by(key: Callable[[Row], str], rows: Iterable[Row]) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
+
+
+def _variant(row: Row) -> str:
+    """Return the name of the row of the paper's Table 2."""
+    options = value_of(row["backbone_options"])
+    grouped = options.get("norm") == "group" and options.get("standardise")
+    return row["method"] + "+gn" * bool(grouped)
+
+
+def _titled(name: str) -> str:
+    method, plus, what = name.partition("+")
+    return title(method) + plus + what.upper()
+
+
+def _is_noted(row: Row) -> bool:
+    return bool(row["note"]) and not row["note"].startswith("converted")
+
+
+def _best(groups: Mapping[str, Sequence[Row]], columns: Sequence[Column]) -> dict[str, str]:
+    """Return the group with the best mean of each column, among those that have learned."""
+    accuracy = {name: fmean(numbers(rows, ACCURACY.key)) for name, rows in groups.items()}
+    learned = [name for name in groups if accuracy[name] > max(accuracy.values()) / 2]
+    found: dict[str, str] = {}
+    for column in columns:
+        means = {name: fmean(numbers(groups[name], column.key)) for name in learned}
+        found[column.key] = (min if column.falls else max)(means, key=lambda name: means[name])
+    return found
+
+
+def _cell(rows: Sequence[Row], column: Column, best: bool) -> str:
+    """Return mean ± standard deviation over the runs."""
+    values = numbers(rows, column.key)
+    if not values:
+        return "not finite" if rows else ""
+    text = column.text(fmean(values))
+    text = f"**{text}**" if best else text
+    text += f" ±{column.text(stdev(values))}" if len(values) > 1 else ""
+    return text + (f" (of {len(values)})" if len(values) < len(rows) else "")
+
+
+def _table(heads: Sequence[str], lines: Sequence[Sequence[str]], words: int) -> str:
+    """Return a table whose first ``words`` columns are text."""
+    rule = ["---"] * words + ["---:"] * (len(heads) - words)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, rule, *lines)) + "\n"
+
+
+def main() -> None:
+    PAGE.write_text(page())
+    print(f"{PAGE}: {len(PAGE.read_text().splitlines())} lines")
+
+
+if __name__ == "__main__":
+    main()
