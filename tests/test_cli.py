@@ -1,6 +1,7 @@
 """The command: what it prints, what it leaves, and how it fails (one message, exit code 2)."""
 
 import csv
+import dataclasses
 import json
 import shutil
 import sys
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lpbnn import cli, methods, predict
+from lpbnn import backbones, cli, data, methods, predict, source
 from lpbnn.data.images import read_images
 from lpbnn.engine.run import load_run
 
@@ -59,6 +60,87 @@ def test_ls_lists_everything(capsys: pytest.CaptureFixture[str]) -> None:
         assert name in shown
 
 
+def test_ls_shows_what_the_registries_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    """It reads the files instead of importing them, and must not miss or change an entry."""
+    assert source.descriptions("lpbnn.backbones", "NETS") == {
+        name: entry.description for name, entry in backbones.entries().items()
+    }
+    assert source.descriptions("lpbnn.data", "SETS") == {
+        name: entry.description for name, entry in data.entries().items()
+    }
+    for name in methods.names():
+        assert methods.describe(name) == (methods.load(name).__doc__ or "").strip().splitlines()[0]
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_ls_of_a_method_shows_every_option(method: str, capsys: pytest.CaptureFixture[str]) -> None:
+    fields = dataclasses.fields(methods.load(method).Config)
+    options = methods.options(method)
+    assert [option.name for option in options] == [field.name for field in fields]
+    for option, field in zip(options, fields, strict=True):
+        assert option.description, f"{option.name} has no comment in the Config of {method}"
+        assert eval(option.default) == field.default
+    lpbnn("ls", method)
+    shown = capsys.readouterr().out
+    for option in options:
+        assert f" {option.name} " in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_the_comment_of_an_option_may_be_in_any_of_three_places(tmp_path: Path) -> None:
+    (tmp_path / "commented.py").write_text(OPTIONS)
+    sys.path.insert(0, str(tmp_path))
+    try:
+        found = source.options("commented")
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert found == [
+        ("beside", "1", "on its line"),
+        ("inherited", "3", "of the base"),
+        ("above", "None", "above it, on two lines"),
+        ("wrapped", "'a long one'", "inside"),
+        ("ignored", "0", "after the tool's"),
+        ("documented", "2", "in the docstring, on two lines."),
+        ("silent", "''", ""),
+    ]
+
+
+OPTIONS = '''
+class Base:
+    beside: int = 1  # on its line
+    inherited: int = 2  # of the base
+
+class Config(Base):
+    """Options.
+
+    Args:
+        documented: in the docstring,
+            on two lines.
+
+    Not an option: this.
+    """
+
+    # above it,
+    # on two lines
+    above: int | None = None
+    wrapped: str = (
+        "a long one"  # inside
+    )
+    ignored: int = 0  # type: ignore[assignment]  # after the tool's
+    documented: int = 2
+    silent: str = ""
+    inherited: int = 3
+'''
+
+
+def test_ls_fits_80_columns_and_names_the_nearest_method(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lpbnn("ls")
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+    assert "Did you mean 'lpbnn'?" in failing(capsys, "ls", "lpbn")
+
+
 def test_help_reads(capsys: pytest.CaptureFixture[str]) -> None:
     for args in (["--help"], ["train", "--help"], ["experiment", "--help"], ["predict", "--help"]):
         with pytest.raises(SystemExit) as stopped:
@@ -76,6 +158,9 @@ def test_train_compare_report_predict(
     page = tmp_path / "report.html"
     lpbnn("report", trained, "-o", page)
     assert page.read_text().startswith("<!")
+    assert f"wrote {page}\n" in capsys.readouterr().out
+    lpbnn("report", trained, "-o", page)
+    assert f"wrote {page} (replaced the older one)\n" in capsys.readouterr().out
     lpbnn("predict", trained, image, image)
     shown = capsys.readouterr().out
     for column in ("label", "confidence", "total", "aleatoric", "epistemic"):
@@ -92,6 +177,15 @@ def test_train_compare_report_predict(
     capsys.readouterr()
     lpbnn("compare", trained, other)
     assert "The rows differ in epochs (2, 1)." in capsys.readouterr().out
+
+
+def test_train_says_where_its_run_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / ("a-long-name-" * 12)  # it stays on one line
+    for args in (("train", *FAST, "-o", run), ("train", "--resume", run)):
+        lpbnn(*args)
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0] == f"run folder: {run}"
+        assert lines[-1] == f"finished; run folder: {run}"
 
 
 def test_answers_as_numbers(
@@ -188,9 +282,6 @@ def test_bad_folders_and_files(
 def test_a_folder_of_runs_is_no_run(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs, out = trained.parent, ("-o", trained.parent / "new")
     for command in (
-        ["compare", runs],
-        ["report", runs],
-        ["keep", runs, "--into", runs / "ledger"],
         ["join", runs, *out],
         ["join", runs, trained, *out],
         ["eval", runs],
@@ -201,6 +292,27 @@ def test_a_folder_of_runs_is_no_run(trained: Path, capsys: pytest.CaptureFixture
         assert f"{runs} is a folder of runs, no run itself: it holds {trained.name}." in said
         assert f"{runs}/*" in said  # whole, to be copied
     assert "give a new or empty folder" in failing(capsys, "train", *FAST, "-o", runs)
+
+
+def test_folders_that_hold_runs_stand_for_them(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As ``lpbnn report runs/*`` does after ``make demo``, whose runs are in runs/demo."""
+    runs = tmp_path / "runs"
+    for name in ("mcp-0", "demo/mcp-1", "demo/deep/mcp-2", "demo/stopped"):
+        shutil.copytree(trained, runs / name)
+    (runs / "demo" / "stopped" / "results.json").unlink()
+    (runs / "empty").mkdir()
+    given = [runs / "mcp-0", runs / "demo"]
+    lpbnn("compare", *given)
+    shown = capsys.readouterr().out
+    assert "n=3" in shown
+    assert f"left out: {runs / 'demo' / 'stopped'} is not finished" in shown
+    lpbnn("report", *given, "-o", tmp_path / "page.html")
+    assert "from 3 runs" in (tmp_path / "page.html").read_text()
+    lpbnn("keep", runs / "demo" / "deep", "--into", tmp_path / "ledger")
+    assert (tmp_path / "ledger" / "mcp-2.json").exists()
+    assert "empty has no" in failing(capsys, "compare", runs / "empty")
 
 
 def test_a_network_that_cannot_take_the_data_is_told_before_anything_is_written(

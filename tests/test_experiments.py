@@ -13,11 +13,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from lpbnn import experiments
+from lpbnn import data, experiments
 from lpbnn.data import Splits
 from lpbnn.engine import EvalConfig, RunConfig
 from lpbnn.engine.build import build_model, load_data
-from lpbnn.experiments import _cifar, _suite, demo, diversity, stability, table1, tradeoff
+from lpbnn.experiments import _cifar, _suite, demo, diversity, stability, table1, table2, tradeoff
 from lpbnn.experiments._suite import run_all
 
 
@@ -234,6 +234,51 @@ def test_the_data_is_read_once_and_every_run_has_a_line(
     ]
     run_all(configs, tmp_path, console, jobs=1)  # finished: not looked at again
     assert len(read) == 1
+
+
+def test_the_papers_own_table_fits_80_columns() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(table2._published())
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert "StreetHazards" in shown
+    assert "BDD-Anomaly" in shown
+    assert "…" not in shown
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_missing_files_are_told_before_any_process_starts(
+    jobs: int, tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for slow in ("_in_processes", "_one"):
+        monkeypatch.setattr(_suite, slow, lambda *_, **__: pytest.fail("it is too late to look"))
+    root = tmp_path / "nowhere"
+    config = table1.Config(data_root=str(root), out=tmp_path / "runs", jobs=jobs)
+    with pytest.raises(FileNotFoundError, match="nowhere does not exist") as told:
+        table1.run(config, console)
+    said = str(told.value)
+    assert "--data-root" in said
+    assert "--set" not in said  # an option of lpbnn train
+    assert f"data.load('cifar10', '{root}', download=True)" in said
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "camvid", "bdd-anomaly", "streethazards"])
+def test_files_of_a_data_set_can_be_looked_for_without_reading_them(
+    name: str, tmp_path: Path
+) -> None:
+    with pytest.raises(FileNotFoundError, match="--data-root|lacks"):
+        data.require_files(name, tmp_path)
+    data.require_files("digits", tmp_path)  # has none
+
+
+def test_runs_that_are_finished_need_no_data(
+    tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs = {"mcp": small("mcp")}
+    run_all(configs, tmp_path, console, jobs=1)
+    monkeypatch.setattr(data, "require_files", lambda *_: pytest.fail("no file is needed"))
+    assert run_all(configs, tmp_path, console, jobs=1) == [tmp_path / "mcp"]
 
 
 def test_bad_input_leaves_no_data_in_memory(tmp_path: Path, console: Console) -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 import lpbnn
+from lpbnn import experiments, methods
 
 SOURCE = Path(lpbnn.__file__).parent
 LEVELS = [
-    {"outside"},
+    {"outside", "source"},
     {"likelihoods", "metrics", "backbones", "data"},
     {"members", "kernels", "convert", "model", "rank_one", "prediction", "predict", "check"},
     {"methods", "build"},
@@ -74,6 +75,58 @@ def test_importing_lpbnn_is_light_and_silent() -> None:
     assert done.returncode == 0, done.stderr
     assert not done.stdout
     assert not done.stderr
+
+
+COMMANDS = ("train", "eval", "join", "compare", "report", "keep", "results", "predict", "demo")
+HELP = [["--help"], *([name, "--help"] for name in (*COMMANDS, "ls", "experiment", "bench"))]
+HELP += [["experiment", name, "--help"] for name in experiments.names()]
+
+
+def test_help_and_lists_import_nothing_heavy() -> None:
+    """Importing torch takes longer than half a second of CPU time, in which the command should answer."""
+    calls = [*HELP, ["ls"], *(["ls", name] for name in methods.names())]
+    code = (
+        "import contextlib, io, sys\n"
+        "from lpbnn import cli\n"
+        "heavy = {'torch', 'lightning', 'torchmetrics', 'matplotlib', 'sklearn', 'scipy', 'numpy'}\n"
+        f"for args in {calls}:\n"
+        "    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
+        "        cli.main(args)\n"
+        "    assert not heavy & set(sys.modules), (args, heavy & set(sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_of_the_module_imports_nothing_heavy() -> None:
+    """As users start it: ``python -m lpbnn --help``."""
+    command = [sys.executable, "-X", "importtime", "-m", "lpbnn", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "lpbnn.cli" in imported
+    assert not {"torch", "lightning", "matplotlib", "sklearn"} & imported
+
+
+@pytest.mark.parametrize("name", ["build", "check", "convert", "predict"])
+def test_a_function_stands_in_for_the_module_of_its_name(name: str) -> None:
+    """Whichever comes first: the import of the module, or the use of the function."""
+    code = (
+        f"import importlib, sys, lpbnn; module = importlib.import_module('lpbnn.{name}'); "
+        f"assert lpbnn.{name} is module.{name}; from lpbnn import {name}; "
+        f"assert {name} is module.{name} and sys.modules['lpbnn.{name}'] is module"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_public_name_is_found() -> None:
+    for name in lpbnn.__all__:
+        assert getattr(lpbnn, name) is not None
+    assert set(lpbnn.__all__) <= set(dir(lpbnn))
+    code = "import lpbnn; assert 'lpbnn' in lpbnn.methods.names()"  # a module, not imported before
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_metrics_are_there_when_they_are_asked_for() -> None:

@@ -6,21 +6,22 @@ p = lpbnn.predict(model, x)
 """
 
 import importlib
+import sys
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from types import ModuleType
-from typing import TYPE_CHECKING
-
-from lpbnn import likelihoods
-from lpbnn.build import build
-from lpbnn.check import CheckReport, check
-from lpbnn.convert import convert
-from lpbnn.model import LossStep, UncertainModel
-from lpbnn.predict import Prediction, predict
-from lpbnn.rank_one.export import freeze, mean_network, undo
-from lpbnn.rank_one.posterior import posterior
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lpbnn import likelihoods as likelihoods
     from lpbnn import metrics as metrics
+    from lpbnn.build import build
+    from lpbnn.check import CheckReport, check
+    from lpbnn.convert import convert
+    from lpbnn.model import LossStep, UncertainModel
+    from lpbnn.predict import Prediction, predict
+    from lpbnn.rank_one.export import freeze, mean_network, undo
+    from lpbnn.rank_one.posterior import posterior
 
 try:
     __version__ = version("lpbnn")
@@ -44,9 +45,49 @@ __all__ = [
     "undo",
 ]
 
+# The module of each public name that is not a module itself.
+_HOMES = {
+    "CheckReport": "check",
+    "LossStep": "model",
+    "Prediction": "predict",
+    "UncertainModel": "model",
+    "build": "build",
+    "check": "check",
+    "convert": "convert",
+    "freeze": "rank_one.export",
+    "mean_network": "rank_one.export",
+    "posterior": "rank_one.posterior",
+    "predict": "predict",
+    "undo": "rank_one.export",
+}
 
-def __getattr__(name: str) -> ModuleType:
-    """Import ``lpbnn.metrics`` when it is asked for: torchmetrics takes seconds to import."""
-    if name == "metrics":
-        return importlib.import_module("lpbnn.metrics")
-    raise AttributeError(f"module 'lpbnn' has no attribute {name!r}")
+
+class _Package(ModuleType):
+    """The package's own type, which keeps functions in the place of modules of the same name."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Importing the module lpbnn.predict sets this attribute to the module.
+        if _HOMES.get(name) == name and isinstance(value, ModuleType):
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name or a module of the package on first use.
+
+    Torch takes a second to import and torchmetrics two: ``lpbnn --help`` needs neither.
+    """
+    if name in _HOMES:
+        value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        setattr(sys.modules[__name__], name, value)
+        return value
+    if not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,6 +1,7 @@
 """The command: ls, train, eval, join, compare, report, keep, results, predict, demo, experiment, bench.
 
-Heavy imports wait inside the commands, so that ``--help`` and ``ls`` answer at once.
+``--help`` and ``ls`` import neither torch nor anything that imports it, so that they answer at once: what
+they show of methods, networks and data sets is read from the source files (``lpbnn.source``).
 """
 
 import sys
@@ -15,22 +16,27 @@ from rich.markup import escape
 from rich.table import Table
 from tyro.conf import Positional, arg
 
+from lpbnn import experiments, methods, source
 from lpbnn.engine import EvalConfig, Interrupted, RunConfig
-from lpbnn.engine.ranks import is_first
 
 console = Console()
 Runs = Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN")]
 Out = Annotated[Path, arg(aliases=["-o"])]
 
 
-def ls() -> None:
-    """What there is: methods, backbones, data sets and experiments, one line each."""
-    from lpbnn import backbones, data, experiments, methods
+def ls(method: Annotated[Positional[str | None], arg(metavar="METHOD")] = None) -> None:
+    """What there is: methods, backbones, data sets and experiments; of a METHOD, its options.
 
+    Args:
+        method: show the options of this method, with their defaults.
+    """
+    if method is not None:
+        _show_options(method)
+        return
     families: dict[str, dict[str, str]] = {
         "methods": {name: methods.describe(name) for name in methods.names()},
-        "backbones": {name: entry.description for name, entry in backbones.entries().items()},
-        "data": {name: entry.description for name, entry in data.entries().items()},
+        "backbones": source.descriptions("lpbnn.backbones", "NETS"),
+        "data": dict(sorted(source.descriptions("lpbnn.data", "SETS").items())),
         "experiments": {name: experiments.describe(name) for name in experiments.names()},
     }
     for family, entries in families.items():
@@ -42,6 +48,20 @@ def ls() -> None:
         for name, description in entries.items():
             table.add_row(name, escape(description))
         console.print(table, "")
+    console.print("The options of a method: lpbnn ls METHOD")
+
+
+def _show_options(method: str) -> None:
+    console.print(escape(methods.describe(method)))
+    table = Table(box=None, title_justify="left")
+    table.add_column("option", no_wrap=True, style="cyan")
+    table.add_column("default", no_wrap=True)
+    table.add_column("meaning")
+    for option in methods.options(method):
+        table.add_row(*map(escape, option))
+    console.print("", table, "")
+    _say(f"Choose them with: lpbnn train --method {method} --set NAME=VALUE ...")
+    _say("lpbnn train fills in num_data, the number of training examples.")
 
 
 def train(
@@ -61,20 +81,23 @@ def train(
         overwrite: begin anew where the folder holds another run.
     """
     from lpbnn.engine.options import resumed, with_options
+    from lpbnn.engine.ranks import is_first
     from lpbnn.engine.run import run
 
     if resume is not None:
         others = {"set": options, "out": out not in (None, resume), "overwrite": overwrite}
         config = resumed(config, resume, [name for name, typed in others.items() if typed])
-        results = run(config, resume, resume=True)
         out = resume
     else:
         config = with_options(config, options)
         parts = (config.data, config.backbone, config.method, str(config.seed))
         out = out or Path("runs") / "-".join(parts).replace(":", ".")  # of MODULE:NAME
-        results = run(config, out, overwrite=overwrite)
+    if is_first():
+        _say(f"run folder: {out}")
+    results = run(config, out, resume=resume is not None, overwrite=overwrite)
     if results:  # of several processes, only the first has them
         _show([out])
+        _say(f"finished; run folder: {out}")
 
 
 def evaluate(
@@ -110,15 +133,19 @@ def join(runs: Runs, out: Out) -> None:
 
 def compare(runs: Runs) -> None:
     """Runs side by side; seeds of the same method and settings become mean and spread."""
-    _show(_some(runs, "compare"))
+    _show(_given(runs, "compare"))
 
 
 def report(runs: Runs, out: Out = Path("report.html"), title: str | None = None) -> None:
-    """One self-contained HTML page about some runs."""
-    from lpbnn.report import write_report
+    """One self-contained HTML page about some runs.
 
-    out = write_report(_finished(_some(runs, "report")), out, title=title)
-    console.print(escape(f"wrote {out}"), soft_wrap=True)
+    Args:
+        runs: run folders, folders that hold some (runs/demo), or files that lpbnn keep wrote.
+        out: the page; an older one of that name is replaced.
+    """
+    from lpbnn.report import tell_report
+
+    tell_report(_finished(_given(runs, "report")), out, console, title=title)
 
 
 def keep(runs: Runs, into: Path) -> None:
@@ -129,17 +156,16 @@ def keep(runs: Runs, into: Path) -> None:
     """
     from lpbnn.report.ledger import keep
 
-    for run in _finished(_some(runs, "keep")):
-        console.print(escape(f"kept {keep(run, into)}"), soft_wrap=True)
+    for run in _finished(_given(runs, "keep")):
+        _say(f"kept {keep(run, into)}")
 
 
 def results(ledger: Path = Path("results"), out: Out = Path("RESULTS.md")) -> None:
     """Write every number of the ledger, mean and spread over seeds, beside the paper's."""
-    from lpbnn.experiments import published
     from lpbnn.report.results_md import results_markdown
 
-    out.write_text(results_markdown(ledger, published))
-    console.print(escape(f"wrote {out}"), soft_wrap=True)
+    out.write_text(results_markdown(ledger, experiments.published))
+    _say(f"wrote {out}")
 
 
 def predict(
@@ -183,12 +209,9 @@ def predict(
         console.print("For the maps give a folder: lpbnn predict RUN IMAGE... -o maps")
 
 
-def experiment() -> None:
-    """A table or figure of the paper: lpbnn experiment NAME; --help lists them."""
-
-
-def bench() -> None:
-    """What uncertainty costs, as ratios: lpbnn bench [NAME]; --help lists what can be measured."""
+EXPERIMENT = "A table or figure of the paper: lpbnn experiment NAME; --help lists them."
+BENCH = "What uncertainty costs, as ratios: lpbnn bench [NAME]; --help lists what can be measured."
+BENCH_MODULE = "lpbnn.engine.bench.command"
 
 
 def main(args: list[str] | None = None) -> None:
@@ -196,18 +219,21 @@ def main(args: list[str] | None = None) -> None:
     args = sys.argv[1:] if args is None else args
     try:
         if args[:1] == ["experiment"]:
-            from lpbnn import experiments
-
-            named = {name: experiments.command(name, console) for name in experiments.names()}
-            _run_command(named, args[1:], "lpbnn experiment", experiment.__doc__)
+            _run_command(_experiments(args[1:]), args[1:], "lpbnn experiment", EXPERIMENT)
+        elif args[1:] in (["-h"], ["--help"]) and args[0] == "bench":
+            docs = source.function_docs(BENCH_MODULE, "COMMANDS")
+            listed = {name: _documented(doc) for name, doc in docs.items()}
+            _run_command(listed, args[1:], "lpbnn bench", source.doc(BENCH_MODULE))
         elif args[:1] == ["bench"]:
             from lpbnn.engine.bench import command
 
             _run_command(command.COMMANDS, command.named(args[1:]), "lpbnn bench", command.__doc__)
         else:
-            commands = {**_commands(), **_continued(args)}
+            commands = {**_commands(args), **_continued(args)}
             _run_command(commands, args, "lpbnn", "Networks that know what they do not know.")
     except Interrupted as error:
+        from lpbnn.engine.ranks import is_first
+
         _stop(str(error) if is_first() else "", 130)
     except KeyboardInterrupt:
         _stop("stopped.", 130)
@@ -217,9 +243,7 @@ def main(args: list[str] | None = None) -> None:
         _stop(f"error: {error}", 2)
 
 
-def _commands() -> dict[str, Callable[..., Any]]:
-    from lpbnn import experiments
-
+def _commands(args: list[str]) -> dict[str, Callable[..., Any]]:
     return {
         "ls": ls,
         "train": train,
@@ -230,10 +254,29 @@ def _commands() -> dict[str, Callable[..., Any]]:
         "keep": keep,
         "results": results,
         "predict": predict,
-        "demo": experiments.command("demo", console),
-        "experiment": experiment,
-        "bench": bench,
+        "demo": _experiments(args)["demo"],
+        "experiment": _documented(EXPERIMENT),
+        "bench": _documented(BENCH),
     }
+
+
+def _experiments(args: list[str]) -> dict[str, Callable[..., Any]]:
+    """Every experiment as a command: the one that is called has its options, the others their text."""
+    return {
+        name: experiments.command(name, console)
+        if args[:1] == [name]
+        else _documented(experiments.text(name))
+        for name in experiments.names()
+    }
+
+
+def _documented(doc: str) -> Callable[[], None]:
+    """A command that is listed with ``doc`` and not called."""
+
+    def listed() -> None: ...
+
+    listed.__doc__ = doc
+    return listed
 
 
 def _continued(args: list[str]) -> dict[str, Callable[..., Any]]:
@@ -267,10 +310,13 @@ def _show(runs: list[Path]) -> None:
         print_table(comparison(part), console)
 
 
-def _some(runs: tuple[Path, ...], command: str) -> list[Path]:
+def _given(runs: tuple[Path, ...], command: str) -> list[Path]:
+    """The runs that were named, and those in folders that hold runs, such as runs/demo."""
+    from lpbnn.engine.files import runs_under
+
     if not runs:
         raise ValueError(f"no run folder was given. Fix: lpbnn {command} runs/*")
-    return list(runs)
+    return [found for run in runs for found in (runs_under(run) or [run])]
 
 
 def _finished(runs: list[Path]) -> list[Path]:
@@ -280,8 +326,13 @@ def _finished(runs: list[Path]) -> list[Path]:
     stopped = [run for run in runs if RunDir(run).is_stopped()]
     for run in stopped if len(stopped) < len(runs) else []:
         note = f"left out: {run} is not finished. Go on with it: lpbnn train --resume {run}"
-        console.print(escape(note), style="yellow", soft_wrap=True)
+        _say(note, style="yellow")
     return [run for run in runs if run not in stopped] or runs
+
+
+def _say(text: str, style: str = "") -> None:
+    """Print a line that may be longer than the terminal is wide: paths stay whole, to be copied."""
+    console.print(escape(text), style=style, soft_wrap=True, highlight=False)
 
 
 def _stop(message: str, code: int) -> None:

@@ -29,6 +29,29 @@ def test_no_line_is_too_wide_and_no_column_is_lost(make: Make, width: int) -> No
     assert "generated" in text
 
 
+def test_a_long_name_is_wrapped_and_cuts_no_column(make: Make) -> None:
+    """A row's name holds the settings in which it differs, and there may be many."""
+    runs = [
+        make(
+            "lpbnn",
+            seed,
+            folder=f"run-{seed}",
+            options={
+                "latent": seed + 1,
+                "kl_weight": 0.5,
+                "log_variance": -2.5 - seed,
+                "init_std": 0.25 + seed,
+                "fast_lr": 0.125 * (seed + 1),
+            },
+        )
+        for seed in (0, 1)
+    ]
+    text = printed(comparison(runs), 80).partition("Accuracy ↑:")[0]
+    assert "log_variance=-3.5" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+
+
 def test_marks_and_seeds_can_be_read_without_colour(make: Make) -> None:
     test = {"accuracy": 0.9, "nll": 0.3, "brier": 0.15}
     runs = [

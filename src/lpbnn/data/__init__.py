@@ -38,6 +38,7 @@ __all__ = [
     "entries",
     "load",
     "names",
+    "require_files",
     "unknown",
 ]
 
@@ -173,11 +174,14 @@ class Splits:
 class Entry(NamedTuple):
     """One line of a data file's `SETS`: how to load the set, and what it is in one line.
 
-    `load` is called as `load(root, **options)`; sets that need no files ignore `root`.
+    `load` is called as `load(root, **options)`; sets that need no files ignore `root`. `require_files`, of
+    sets that have some, is called as `require_files(root)`: it reads none of them, and raises a
+    `FileNotFoundError` where one is missing.
     """
 
     load: Callable[..., Splits]
     description: str
+    require_files: Callable[[Path | None], object] | None = None
 
 
 def unknown(kind: str, given: str, known: Iterable[str]) -> ValueError:
@@ -238,6 +242,27 @@ def load(name: str, root: str | Path | None = None, **options: object) -> Splits
             takes = f"its options are {', '.join(known)}" if known else "it has no options"
             raise ValueError(f"data set {name!r} was given option {option!r}; {takes}.")
     return loader(None if root is None else Path(root), **options)
+
+
+def require_files(name: str, root: str | Path | None = None) -> None:
+    """Raise a `FileNotFoundError` where files of a data set are missing; reads and downloads nothing.
+
+    >>> require_files("cifar10", "/nowhere")
+    Traceback (most recent call last):
+    ...
+    FileNotFoundError: /nowhere/cifar-10-batches-py is missing: /nowhere does not exist. Give ...
+    """
+    entry = _entry(name)
+    if entry.require_files is None:
+        return
+    try:
+        entry.require_files(None if root is None else Path(root))
+    except FileNotFoundError as error:
+        if "download" not in inspect.signature(entry.load).parameters:
+            raise
+        where = str(root or "data")
+        command = f"from lpbnn import data; data.load({name!r}, {where!r}, download=True)"
+        raise FileNotFoundError(f'{error} To download it: python -c "{command}"') from error
 
 
 def _entry(name: str) -> Entry:

@@ -64,7 +64,9 @@ def locate_folder(root: Path | None) -> tuple[Path, tuple[str, str, str]]:
 
 SETS = {
     "bdd-anomaly": Entry(
-        load, "BDD-Anomaly: 1280x720 street scenes, 17 classes; anomalies: motorcycle, train"
+        load,
+        "BDD-Anomaly: 1280x720 street scenes, 17 classes; anomalies: motorcycle, train",
+        locate_folder,
     )
 }
 STREET = Street(

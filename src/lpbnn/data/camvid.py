@@ -10,6 +10,7 @@ images that have one are left out; the test part is the test images that have on
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from lpbnn.data import Augment, Entry, Splits
@@ -68,9 +69,15 @@ def _read(street: Street, root: Path | None) -> tuple[Path, dict[str, Part]]:
 
 
 SETS = {
-    "camvid": Entry(load_camvid, "CamVid: 480x360 street scenes, 11 classes"),
+    "camvid": Entry(
+        load_camvid,
+        "CamVid: 480x360 street scenes, 11 classes",
+        partial(locate_folder, name="camvid"),
+    ),
     "camvid-anomaly": Entry(
-        load_anomaly, "CamVid-Anomaly: 480x360 street scenes, 10 classes; anomaly: bicyclist"
+        load_anomaly,
+        "CamVid-Anomaly: 480x360 street scenes, 10 classes; anomaly: bicyclist",
+        locate_folder,
     ),
 }
 CAMVID = Street(

@@ -12,7 +12,9 @@ it does not, the splits come without it and both the log and the description say
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -198,17 +200,19 @@ def _load(
 
 def _folder(family: _Family, root: Path, download: bool) -> Path:
     """The published folder under `root`, fetched if it is missing and that was asked for."""
-    folder = root / family.folder
-    if folder.is_dir():
-        return folder
-    if download:
+    if download and not (root / family.folder).is_dir():
         urls = [f"{host}/{family.archive}" for host in _HOSTS]
         archive = fetch(urls, family.archive_md5, root / family.archive)
         return extract(archive, family.folder, root)
-    fix = (
-        f"Give the folder that contains {family.folder}/ as root (--data-root), or pass download=True "
-        "(--set data.download=true)."
-    )
+    return _locate(family, root, ", or pass download=True (--set data.download=true)")
+
+
+def _locate(family: _Family, root: Path, otherwise: str = "") -> Path:
+    """The published folder under `root`; where it is missing, the error ends with what else helps."""
+    folder = root / family.folder
+    if folder.is_dir():
+        return folder
+    fix = f"Give the folder that contains {family.folder}/ as root (--data-root){otherwise}."
     if not root.is_dir():
         why = f"{root} does not exist"
     elif all((root / name).is_file() for name in family.train):
@@ -221,13 +225,7 @@ def _folder(family: _Family, root: Path, download: bool) -> Path:
 
 def _check(folder: Path, files: dict[str, str], checksum: Checksum) -> list[str]:
     """Every file is there and is the published one; returns those that are not, where allowed."""
-    missing = [name for name in files if not (folder / name).is_file()]
-    if missing:
-        found = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
-        raise FileNotFoundError(
-            f"{folder} lacks {', '.join(missing)}; it holds {found}. Delete the folder and get it "
-            "again (download=True), or check that it is the set you asked for."
-        )
+    _require(folder, files)
     given = {name: md5(folder / name) for name in files}
     copies = [name for name, expected in files.items() if given[name] != expected]
     if copies and checksum == "published":
@@ -238,6 +236,16 @@ def _check(folder: Path, files: dict[str, str], checksum: Checksum) -> list[str]
             "trust, pass checksum='any': it is then read as data only and labelled as a copy."
         )
     return copies
+
+
+def _require(folder: Path, files: Iterable[str]) -> None:
+    missing = [name for name in files if not (folder / name).is_file()]
+    if missing:
+        found = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
+        raise FileNotFoundError(
+            f"{folder} lacks {', '.join(missing)}; it holds {found}. Delete the folder and get it "
+            "again (download=True), or check that it is the set you asked for."
+        )
 
 
 def _read(family: _Family, folder: Path, files: tuple[str, ...], rows: int) -> Dataset:
@@ -285,11 +293,20 @@ def _svhn(root: Path, rows: int, download: bool) -> tuple[dict[str, Dataset], li
     return {"svhn": Dataset(images, torch.full((len(images),), NOT_A_CLASS))}, notes
 
 
+def _require_files(root: Path | None, family: _Family) -> None:
+    folder = _locate(family, DEFAULT_ROOT if root is None else root)
+    _require(folder, family.train | family.test)
+
+
 SETS = {
     "cifar10": Entry(
-        load_cifar10, "CIFAR-10: 32x32 colour, 10 classes; out-of-distribution: SVHN, if present"
+        load_cifar10,
+        "CIFAR-10: 32x32 colour, 10 classes; out-of-distribution: SVHN, if present",
+        partial(_require_files, family=_CIFAR10),
     ),
     "cifar100": Entry(
-        load_cifar100, "CIFAR-100: 32x32 colour, 100 classes; out-of-distribution: SVHN, if present"
+        load_cifar100,
+        "CIFAR-100: 32x32 colour, 100 classes; out-of-distribution: SVHN, if present",
+        partial(_require_files, family=_CIFAR100),
     ),
 }

@@ -55,7 +55,9 @@ def locate_folder(root: Path | None) -> Path:
 
 SETS = {
     "streethazards": Entry(
-        load, "StreetHazards: rendered 1280x720 street scenes, 13 classes; anomaly: odd objects"
+        load,
+        "StreetHazards: rendered 1280x720 street scenes, 13 classes; anomaly: odd objects",
+        locate_folder,
     )
 }
 STREET = Street(

@@ -6,10 +6,12 @@ backbone and the data set are theirs to check, when they are built; here they ar
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from lpbnn.data import Augment
 from lpbnn.engine.codec import from_data, settle, to_data
+
+if TYPE_CHECKING:  # lpbnn.data imports torch, and --help needs this file
+    from lpbnn.data import Augment
 
 Severity: TypeAlias = Literal[1, 2, 3, 4, 5]
 Precision: TypeAlias = Literal["32", "bf16", "fp16"]
@@ -24,6 +26,21 @@ INCIDENTAL = {
     *("evaluate.corruption_root", "evaluate.frost"),  # the results say which they were
     "method_options.num_data",
 }
+# What may differ when a run is resumed: where and how fast it runs, what is shown and measured.
+FREE = (
+    "data_root",
+    "device",
+    "devices",
+    "nodes",
+    "strategy",
+    "compile",
+    "memory_budget",
+    "graph",
+    "checkpoint_every",
+    "progress",
+    "tensorboard",
+    "evaluate",
+)
 
 
 @dataclass(frozen=True)
@@ -110,13 +127,14 @@ class AugmentConfig:
         strength = colour is None or 0 <= colour < 1
         _require(strength, f"augment.colour is {colour}", "0 <= colour < 1")
 
-    def over(self, hints: Augment) -> Augment:
+    def over(self, hints: "Augment") -> "Augment":
         """These settings, and the data set's hints where they are None.
 
+        >>> from lpbnn.data import Augment
         >>> AugmentConfig(cutout=0).over(Augment(pad=4, flip=True, cutout=16))
         Augment(pad=4, flip=True, cutout=0, scale=(1.0, 1.0), crop=(0, 0), colour=0.0)
         """
-        chosen = {name: getattr(self, name) for name in Augment._fields}
+        chosen = {name: getattr(self, name) for name in hints._fields}
         return hints._replace(**{name: v for name, v in chosen.items() if v is not None})
 
 

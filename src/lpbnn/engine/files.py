@@ -119,6 +119,19 @@ def _runs_in(folder: Path) -> list[str]:
     return sorted(path.parent.name for path in folder.glob(f"*/{CONFIG}"))
 
 
+def runs_under(folder: Path) -> list[Path]:
+    """Return the run folders in a folder that is none itself, at any depth, in the order of names."""
+    if not folder.is_dir() or (folder / CONFIG).exists():
+        return []
+    found: list[Path] = []
+    for path in sorted(folder.iterdir()):
+        if (path / CONFIG).exists():
+            found.append(path)
+        elif not path.is_symlink():  # which may lead back here
+            found += runs_under(path)
+    return found
+
+
 def _some_of(names: list[str]) -> str:
     return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
 

@@ -11,9 +11,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from lpbnn.engine.codec import differences
-from lpbnn.engine.config import EvalConfig, RunConfig
-from lpbnn.engine.run import FREE
-from lpbnn.engine.rundir import RunDir
+from lpbnn.engine.config import FREE, EvalConfig, RunConfig
 
 OPTIONS = {"": "method_options", "backbone": "backbone_options", "data": "data_options"}
 
@@ -71,6 +69,8 @@ def resumable(folder: Path) -> RunConfig:
     Without what has names of its own, such as the method's options: each would become an option of the
     command, and ``resumed`` takes them from the run.
     """
+    from lpbnn.engine.rundir import RunDir  # imports torch: not for --help
+
     config = RunDir(folder).config_as_measured()
     empty: dict[str, Any] = {name: {} for name in OPTIONS.values()}
     return replace(config, optim=replace(config.optim, parts={}), **empty)
@@ -83,6 +83,8 @@ def resumed(typed: RunConfig, folder: Path, others: Sequence[str] = ()) -> RunCo
         typed: ``resumable(folder)`` with what the command line says.
         others: what it says beside the config, and none of it can be taken.
     """
+    from lpbnn.engine.rundir import RunDir  # imports torch: not for --help
+
     changes = differences(resumable(folder).to_data(), typed.to_data())
     names = [change.partition(":")[0] for change in changes]
     fixed = [name for name in names if name.partition(".")[0] not in FREE] + list(others)

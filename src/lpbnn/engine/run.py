@@ -13,7 +13,7 @@ from lpbnn.data import Splits
 from lpbnn.engine import logs, turns
 from lpbnn.engine.build import DataInfo, build_model, load_data, resolved
 from lpbnn.engine.codec import differences
-from lpbnn.engine.config import EvalConfig, RunConfig
+from lpbnn.engine.config import FREE, EvalConfig, RunConfig
 from lpbnn.engine.corruption import check_corruptions
 from lpbnn.engine.environment import environment
 from lpbnn.engine.evaluate import Evaluation, evaluate
@@ -31,21 +31,6 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 FORMAT = 1  # of results.json; raised when a key changes its meaning
-# What may differ when a run is resumed: where and how fast it runs, what is shown and measured.
-FREE = (
-    "data_root",
-    "device",
-    "devices",
-    "nodes",
-    "strategy",
-    "compile",
-    "memory_budget",
-    "graph",
-    "checkpoint_every",
-    "progress",
-    "tensorboard",
-    "evaluate",
-)
 
 
 class LoadedRun(NamedTuple):

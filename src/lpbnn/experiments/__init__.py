@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from rich.console import Console
 from tyro.conf import arg
 
-from lpbnn.data import unknown
+from lpbnn import source
 from lpbnn.experiments._published import published
 
 __all__ = ["command", "describe", "load", "names", "published"]
@@ -33,14 +33,19 @@ def names() -> list[str]:
 
 def load(name: str) -> ModuleType:
     """The module of an experiment."""
-    if name not in names():
-        raise unknown("experiment", name, names())
+    _require_known(name)
     return importlib.import_module(f"{__name__}.{name}")
 
 
 def describe(name: str) -> str:
-    """The first line of its file."""
-    return (load(name).__doc__ or "").strip().splitlines()[0]
+    """Return the first line of its file, which is not imported."""
+    return text(name).splitlines()[0]
+
+
+def text(name: str) -> str:
+    """Return what the file of an experiment says about it, for a terminal; it is not imported."""
+    _require_known(name)
+    return source.doc(f"{__name__}.{name}").replace("``", "")
 
 
 def command(name: str, console: Console) -> Callable[..., None]:
@@ -51,5 +56,12 @@ def command(name: str, console: Console) -> Callable[..., None]:
         module.run(config, console)
 
     run.__annotations__ = {"config": Annotated[module.Config, arg(name="")], "return": None}
-    run.__doc__ = (module.__doc__ or "").replace("``", "")
+    run.__doc__ = text(name)
     return run
+
+
+def _require_known(name: str) -> None:
+    if name not in names():
+        from lpbnn.data import unknown  # imports torch: not for --help
+
+        raise unknown("experiment", name, names())

@@ -4,11 +4,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-import torch
-
-from lpbnn import backbones, methods
+from lpbnn import methods
 from lpbnn.engine import AugmentConfig, EvalConfig, OptimConfig, RunConfig, ScheduleConfig
-from lpbnn.experiments._suite import Work
+from lpbnn.experiments._work import Work
 
 Preset = Literal["cifar10", "cifar10-fast", "cifar100", "cifar100-fast"]
 # Methods that ask for their own learning rate and weight decay (SPEC, section 3).
@@ -47,6 +45,8 @@ def settings(
     config: CifarConfig, method: str, seed: int, preset: Preset, backbone: str
 ) -> RunConfig:
     """One run of the table."""
+    import torch  # slow: not for --help
+
     data, _, fast = preset.partition("-")
     epochs = config.epochs or (30 if fast else 250)
     milestones = sorted({max(1, round(share * epochs)) for share in (0.32, 0.64, 0.8)})
@@ -90,6 +90,8 @@ def _corruption_root(config: CifarConfig, data: str) -> str | None:
 
 def configs(config: CifarConfig) -> dict[str, RunConfig]:
     """Every run of the tables, by the name of its folder; one seed of everything first."""
+    from lpbnn import backbones  # imports torch: not for --help
+
     chosen = config.methods or tuple(methods.names())
     for name in chosen:
         methods.load(name)

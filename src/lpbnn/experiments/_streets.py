@@ -5,12 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
-from lpbnn import backbones
-from lpbnn.data import bdd, camvid, streethazards, unknown
 from lpbnn.engine import AugmentConfig, EvalConfig, OptimConfig, RunConfig, ScheduleConfig
-from lpbnn.experiments._suite import Work
+from lpbnn.experiments._work import Work
 
 Preset = Literal[
     "street-scenes",
@@ -30,11 +26,6 @@ EPOCHS: dict[str, int] = {
     "streethazards-fast": 4,
     "bdd-anomaly": 25,
     "bdd-anomaly-fast": 3,
-}
-FINDERS: dict[str, Callable[[Path | None], object]] = {
-    "streethazards": streethazards.locate_folder,
-    "bdd-anomaly": bdd.locate_folder,
-    "camvid-anomaly": camvid.locate_folder,
 }
 # Side of the hole of cutout, which the paper has without telling its size: an eighth of the window.
 CUTOUT = {"street-scenes": 0, "camvid-anomaly": 48}
@@ -92,6 +83,8 @@ class StreetConfig(Work):
 
 def chosen(config: StreetConfig) -> tuple[str, ...]:
     """The rows asked for; a wrong name is told before anything is trained."""
+    from lpbnn.data import unknown  # imports torch: not for --help
+
     for name in config.methods:
         if name not in VARIANTS:
             raise unknown("row of table 2", name, VARIANTS)
@@ -104,8 +97,9 @@ def presets(config: StreetConfig) -> tuple[str, ...]:
         return config.preset
     if config.data_root is None:
         return ("street-scenes",)
+    finders = _finders()
     found, problems = [], []
-    for name, find in FINDERS.items():
+    for name, find in finders.items():
         try:
             find(Path(config.data_root))
             found.append(name)
@@ -114,14 +108,27 @@ def presets(config: StreetConfig) -> tuple[str, ...]:
     if not found:
         listed = "".join(f"\n  {problem}" for problem in problems)
         raise FileNotFoundError(
-            f"{config.data_root} holds none of {', '.join(FINDERS)}:{listed}\nWithout --data-root the "
+            f"{config.data_root} holds none of {', '.join(finders)}:{listed}\nWithout --data-root the "
             "generated street-scenes are taken."
         )
     return tuple(found)
 
 
+def _finders() -> dict[str, Callable[[Path | None], object]]:
+    """What finds the folder of each published data set."""
+    from lpbnn.data import bdd, camvid, streethazards  # imports torch: not for --help
+
+    return {
+        "streethazards": streethazards.locate_folder,
+        "bdd-anomaly": bdd.locate_folder,
+        "camvid-anomaly": camvid.locate_folder,
+    }
+
+
 def settings(config: StreetConfig, row: str, seed: int, preset: str) -> RunConfig:
     """One run of the table."""
+    import torch  # slow: not for --help
+
     name, fast = preset.removesuffix("-fast"), preset.endswith("-fast")
     generated = name == "street-scenes"
     variant = VARIANTS[row]
@@ -163,6 +170,8 @@ def settings(config: StreetConfig, row: str, seed: int, preset: str) -> RunConfi
 
 def configs(config: StreetConfig) -> dict[str, RunConfig]:
     """Every run, by the name of its folder; one seed of everything first."""
+    from lpbnn import backbones  # imports torch: not for --help
+
     if config.backbone is not None:
         backbones.load(config.backbone)
     rows, sets = chosen(config), presets(config)

@@ -7,18 +7,18 @@ import multiprocessing
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from tyro.conf import arg
 
+from lpbnn import data
 from lpbnn.data import Splits
 from lpbnn.engine import RunConfig
 from lpbnn.engine.build import load_data
@@ -28,30 +28,13 @@ from lpbnn.engine.run import run
 from lpbnn.engine.rundir import RunDir
 from lpbnn.engine.turns import TURNS
 from lpbnn.experiments._published import published
+from lpbnn.experiments._work import Work
 
 if TYPE_CHECKING:
     from lpbnn.report import PaperTable, Table
     from lpbnn.report.runs import Run
 
     MakeTable = Callable[[Sequence[Run], PaperTable | None], Table]
-
-
-@dataclass(frozen=True)
-class Work:
-    """What every experiment can be told about how its runs are made, or where they are."""
-
-    source: Annotated[Path | None, arg(name="from")] = None
-    """Train nothing: show the runs of this folder, of a ledger (also in an archive,
-    results/records.tar.xz/cifar10-fast) or of run folders."""
-    out: Path = Path("runs")
-    """Folder of the runs; finished ones are not trained again."""
-    ledger: Path | None = None
-    """Keep every finished run's numbers here, one JSON each; what it holds is not trained again."""
-    jobs: int | None = None
-    """Runs side by side; None: one per core, or one on a GPU. There compiled ones compile side by side and
-    train in turn, each with the device to itself."""
-    report: Path = Path("report.html")
-    """The page with the figures."""
 
 
 def work(
@@ -65,7 +48,7 @@ def work(
 
     Of those found, only the ones of ``methods`` on ``backbones`` (none given: all).
     """
-    from lpbnn.report.ledger import found_in  # slow: not for --help
+    from lpbnn.report.ledger import found_in
     from lpbnn.report.runs import read_runs
 
     if given.source is None:
@@ -88,7 +71,7 @@ def show(
     runs: Sequence["Run"], report: Path, console: Console, title: str, table: "MakeTable"
 ) -> Path:
     """A table and a page for each data set, network and schedule, the paper's numbers beside ours."""
-    from lpbnn.report import print_table, write_report  # slow: not for --help
+    from lpbnn.report import print_table, tell_report
     from lpbnn.report.runs import by_setting
 
     tables = by_setting(runs)
@@ -102,8 +85,14 @@ def show(
         if len(tables) > 1:
             own = "-".join(setting.replace(",", "").split())
             written = report.with_name(f"{report.stem}-{own}.html")
-        write_report(part, written, title=f"{title}: {setting}", reference=reference)
-        console.print(f"the whole report, with its figures: {written}")
+        tell_report(
+            part,
+            written,
+            console,
+            title=f"{title}: {setting}",
+            reference=reference,
+            lead="the whole report, with its figures:",
+        )
     return written
 
 
@@ -125,6 +114,7 @@ def run_all(
     if ledger is not None:
         places |= _kept(configs, ledger)
     todo = {name: config for name, config in configs.items() if places[name].suffix != ".json"}
+    _require_data(config for name, config in todo.items() if not _is_finished(places[name]))
     if jobs is None:
         jobs = 1 if torch.cuda.is_available() else min(len(todo), os.cpu_count() or 1)
     broken: dict[str, str] = {}
@@ -159,8 +149,18 @@ def run_all(
     return list(places.values())
 
 
+def _is_finished(folder: Path) -> bool:
+    return RunDir(folder).state() == "finished"
+
+
+def _require_data(configs: Iterable[RunConfig]) -> None:
+    """Say that files are missing before processes start, each of which would take seconds to say it."""
+    for name, root in dict.fromkeys((config.data, config.data_root) for config in configs):
+        data.require_files(name, root)
+
+
 def _kept(configs: Mapping[str, RunConfig], ledger: Path) -> dict[str, Path]:
-    from lpbnn.report.ledger import kept  # slow: not for --help
+    from lpbnn.report.ledger import kept
 
     found = {name: kept(ledger, name, config) for name, config in configs.items()}
     return {name: path for name, path in found.items() if path is not None}
@@ -246,7 +246,7 @@ def _one(config: RunConfig, folder: Path, ledger: Path | None) -> str:
     Returns what broke it; "" for a run that ended, be it by diverging.
     """
     try:
-        splits = None if RunDir(folder).state() == "finished" else _data(config)
+        splits = None if _is_finished(folder) else _data(config)
         run(replace(config, progress=False), folder, resume=folder.exists(), splits=splits)
     except RuntimeError as error:
         return (str(error).strip() or repr(error)).splitlines()[0]
@@ -257,7 +257,7 @@ def _one(config: RunConfig, folder: Path, ledger: Path | None) -> str:
             torch.compiler.reset()
         gc.collect()
     if ledger is not None:
-        from lpbnn.report.ledger import keep  # slow: not for --help
+        from lpbnn.report.ledger import keep
 
         keep(folder, ledger)
     return ""

@@ -12,7 +12,6 @@ from pathlib import Path
 from rich.console import Console
 
 from lpbnn.experiments._cifar import CifarConfig, configs
-from lpbnn.experiments._suite import show, work
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,8 @@ class Config(CifarConfig):
 
 
 def run(config: Config, console: Console) -> Path:
-    from lpbnn.report.contents import severity  # slow: not for --help
+    from lpbnn.experiments._suite import show, work  # imports torch: not for --help
+    from lpbnn.report.contents import severity
     from lpbnn.report.runs import grouped
 
     runs = work(config, lambda: configs(config), console, config.methods, config.backbone)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from lpbnn import methods
 from lpbnn.engine import EvalConfig, OptimConfig, RunConfig, ScheduleConfig
-from lpbnn.experiments._suite import Work, work
+from lpbnn.experiments._work import Work
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ def configs(config: Config) -> dict[str, RunConfig]:
 
 
 def run(config: Config, console: Console) -> Path:
-    from lpbnn.report import comparison, print_table, write_report  # slow: not for --help
+    from lpbnn.experiments._suite import work  # imports torch: not for --help
+    from lpbnn.report import comparison, print_table, tell_report
 
     if config.source is None:
         chosen = config.methods or tuple(methods.names())
@@ -65,6 +66,5 @@ def run(config: Config, console: Console) -> Path:
     runs = work(config, lambda: configs(config), console, config.methods)
     print_table(comparison(runs), console)
     number = len({run.method for run in runs})
-    written = write_report(runs, config.report, title=f"{number} methods on digits")
-    console.print(f"the whole report: {written}")
-    return written
+    title = f"{number} methods on digits"
+    return tell_report(runs, config.report, console, title=title, lead="the whole report:")

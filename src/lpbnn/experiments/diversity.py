@@ -14,7 +14,7 @@ from rich.console import Console
 
 from lpbnn.engine import RunConfig
 from lpbnn.experiments import _cifar, demo
-from lpbnn.experiments._suite import Work, work
+from lpbnn.experiments._work import Work
 
 if TYPE_CHECKING:
     from lpbnn.report import PaperTable
@@ -80,7 +80,8 @@ def configs(config: Config) -> dict[str, RunConfig]:
 
 
 def run(config: Config, console: Console) -> Path:
-    from lpbnn.report import print_table, write_report  # slow: not for --help
+    from lpbnn.experiments._suite import work  # imports torch: not for --help
+    from lpbnn.report import print_table, tell_report
     from lpbnn.report.contents import diversity
     from lpbnn.report.runs import by_setting, grouped
 
@@ -88,6 +89,11 @@ def run(config: Config, console: Console) -> Path:
     for setting, part in by_setting(runs).items():
         console.print(setting, style="bold")
         print_table(diversity(grouped(part), paper()), console)
-    written = write_report(runs, config.report, title="Diversity of the members", reference=paper())
-    console.print(f"what the members say of single images is in {written}")
-    return written
+    return tell_report(
+        runs,
+        config.report,
+        console,
+        title="Diversity of the members",
+        reference=paper(),
+        lead="what the members say of single images is in",
+    )

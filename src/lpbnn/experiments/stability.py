@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lpbnn.engine import EvalConfig, OptimConfig, RunConfig, ScheduleConfig
-from lpbnn.experiments._suite import Work, work
+from lpbnn.experiments._work import Work
 
 if TYPE_CHECKING:
     from lpbnn.report import PaperTable
@@ -94,15 +94,21 @@ def configs(config: Config) -> dict[str, RunConfig]:
 
 
 def run(config: Config, console: Console) -> Path:
-    from lpbnn.report import write_report  # slow: not for --help
+    from lpbnn.experiments._suite import work  # imports torch: not for --help
+    from lpbnn.report import tell_report
     from lpbnn.report.runs import by_setting
 
     runs = work(config, lambda: configs(config), console, NAMES)
     for setting, part in by_setting(runs).items():
         console.print(table(setting, part))
-    written = write_report(runs, config.report, title="Training stability", reference=paper())
-    console.print(f"the runs are in {written}")
-    return written
+    return tell_report(
+        runs,
+        config.report,
+        console,
+        title="Training stability",
+        reference=paper(),
+        lead="the runs are in",
+    )
 
 
 def table(setting: str, runs: Sequence["Run"]) -> Table:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from lpbnn.experiments._cifar import CifarConfig, configs
-from lpbnn.experiments._suite import show, work
 
 if TYPE_CHECKING:
     from lpbnn.report import PaperTable
@@ -72,7 +71,8 @@ def paper(preset: str) -> "PaperTable":
 
 
 def run(config: Config, console: Console) -> Path:
-    from lpbnn.report import comparison  # slow: not for --help
+    from lpbnn.experiments._suite import show, work  # imports torch: not for --help
+    from lpbnn.report import comparison
 
     runs = work(config, lambda: configs(config), console, config.methods, config.backbone)
     return show(runs, config.report, console, "Table 1", comparison)

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from lpbnn.experiments._streets import VARIANTS, StreetConfig, chosen, configs
-from lpbnn.experiments._suite import show, work
 
 if TYPE_CHECKING:
     from lpbnn.report import PaperTable
@@ -76,7 +76,8 @@ def paper(data: str) -> "PaperTable":
 
 
 def run(config: Config, console: Console) -> Path:
-    from lpbnn.report import comparison  # slow: not for --help
+    from lpbnn.experiments._suite import show, work  # imports torch: not for --help
+    from lpbnn.report import comparison
 
     rows = chosen(config)
     methods = {VARIANTS[row].method for row in rows}
@@ -113,6 +114,9 @@ def _published() -> Table:
     table = Table(
         title="The paper's numbers, on other data: directions, not values, compare with ours",
         caption=SOURCE,
+        box=box.SIMPLE_HEAD,  # with one of its own around every cell, it needs more than 80 columns
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
     )
     table.add_column("data")
     table.add_column("method", no_wrap=True)

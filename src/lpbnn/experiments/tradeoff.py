@@ -15,10 +15,8 @@ from pathlib import Path
 from rich.console import Console
 
 from lpbnn.engine import RunConfig
-from lpbnn.engine.build import resolved
 from lpbnn.engine.options import with_options
 from lpbnn.experiments import _cifar
-from lpbnn.experiments._suite import show, work
 
 
 @dataclass(frozen=True)
@@ -62,6 +60,8 @@ def _varied(run: RunConfig, variant: str) -> RunConfig:
 
 def _distinct(runs: Mapping[str, RunConfig]) -> dict[str, RunConfig]:
     """Each run once: a variant may be written in two ways, or be what the method is by default."""
+    from lpbnn.engine.build import resolved  # imports torch: not for --help
+
     found: dict[str, RunConfig] = {}
     known: list[RunConfig] = []
     for name, run in runs.items():
@@ -84,7 +84,8 @@ def _held_out(run: RunConfig, images: int) -> RunConfig:
 
 
 def run(config: Config, console: Console) -> Path:
-    from lpbnn.report import comparison  # slow: not for --help
+    from lpbnn.experiments._suite import show, work  # imports torch: not for --help
+    from lpbnn.report import comparison
 
     shown = (*config.beside, *config.methods)
     runs = work(config, lambda: configs(config), console, shown, config.backbone)

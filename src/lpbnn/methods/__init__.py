@@ -23,6 +23,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from lpbnn import source
+
 
 def names() -> list[str]:
     """Return every method, in alphabetical order.
@@ -37,16 +39,32 @@ def names() -> list[str]:
 
 def load(name: str) -> ModuleType:
     """Return the module of a method."""
+    _require_known(name)
+    return importlib.import_module(f"{__name__}.{name}")
+
+
+def _require_known(name: str) -> None:
     if name not in names():
         close = difflib.get_close_matches(str(name), names(), n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"unknown method {name!r}.{hint} The methods are: {', '.join(names())}.")
-    return importlib.import_module(f"{__name__}.{name}")
 
 
 def describe(name: str) -> str:
-    """Return one line about a method: the first line of its file."""
-    return (load(name).__doc__ or "").strip().splitlines()[0]
+    """Return one line about a method: the first line of its file, which is not imported."""
+    _require_known(name)
+    return source.doc(f"{__name__}.{name}").splitlines()[0]
+
+
+def options(name: str) -> list[source.Option]:
+    """Return the options of a method, read from the ``Config`` in its file, which is not imported.
+
+    Example:
+        >>> [option.name for option in options("mcp")]
+        ['num_data', 'members']
+    """
+    _require_known(name)
+    return source.options(f"{__name__}.{name}")
 
 
 def configure(module: ModuleType, options: Mapping[str, Any]) -> Any:

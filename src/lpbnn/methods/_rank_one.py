@@ -22,14 +22,14 @@ from lpbnn.rank_one.layer import RankOneLayer
 class RankOneConfig:
     """Options of all rank-one methods."""
 
-    members: int = 4  # J
+    members: int = 4  # J, the number of members
     batch_mode: BatchMode = "split"  # in training: "split" the batch among members, or "repeat" it
     batch_norm: BatchNormMode = "shared"  # or one for each "member"
     init_std: float = 0.5  # standard deviation of the initial r and s around 1
     init: Init = "normal"  # or "signs": random +-1
     fast_lr: float = 1.0  # learning rate of the factors, as a multiple of the network's
     include: Filter = None  # path globs or layer types to convert; None: all
-    exclude: Filter = None
+    exclude: Filter = None  # path globs or layer types to leave as they are
     # where the batch is expanded to members: a path, or several; None: found
     expand_at: str | Sequence[str] | None = None
 

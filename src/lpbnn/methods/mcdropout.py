@@ -65,7 +65,7 @@ class Config:
     members: int = 4  # passes that one call of the model makes; training makes one
     rate: float | None = None  # None: the network's own; 0.1 if it has none
     include: Filter = None  # path globs or types of the layers to put dropout in front of
-    exclude: Filter = None
+    exclude: Filter = None  # path globs or types of layers to leave as they are
     expand_at: str | None = None  # where the batch is expanded to passes; None: found
     num_data: int | None = None  # unused: there is no KL; accepted so that methods can be swapped
 

@@ -19,7 +19,7 @@ class Config:
 
     Args:
         num_data: not needed; accepted so that methods can be swapped.
-        members: 1.
+        members: always 1, mcp is one network.
     """
 
     num_data: int | None = None

@@ -36,7 +36,7 @@ class Config(RankOneConfig):
 
     num_data: int | None = None  # N, required
     std: float = 0.1  # initial standard deviation of r and s
-    prior_std: float = 0.1
+    prior_std: float = 0.1  # standard deviation of the prior of r and s, around 1
     anneal: float = 2 / 3  # fraction of the epochs over which the KL grows to its full weight
 
     def __post_init__(self) -> None:

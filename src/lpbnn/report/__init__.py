@@ -22,13 +22,13 @@ gallery     single images and what every method says of them; ``scenes``: the sa
 answers     what a run says of image files: ``lpbnn predict``
 settings    how the runs were made
 sections    the parts of the page, each left out where it has no data
-page        ``write_report``; ``style.css`` is its look
+page        ``write_report``; ``tell_report`` also prints where it is; ``style.css`` is its look
 ==========  ========================================================================================
 """
 
 from lpbnn.report.contents import comparison
-from lpbnn.report.page import write_report
+from lpbnn.report.page import tell_report, write_report
 from lpbnn.report.tables import PaperTable, Table
 from lpbnn.report.terminal import print_table
 
-__all__ = ["PaperTable", "Table", "comparison", "print_table", "write_report"]
+__all__ = ["PaperTable", "Table", "comparison", "print_table", "tell_report", "write_report"]

@@ -5,6 +5,9 @@ from dataclasses import replace
 from importlib import metadata, resources
 from pathlib import Path
 
+from rich.console import Console
+from rich.markup import escape
+
 from lpbnn.engine.files import write_atomic
 from lpbnn.engine.rundir import RunDir
 from lpbnn.report.html import esc
@@ -57,6 +60,21 @@ def write_report(
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(target, text.encode())
     return target
+
+
+def tell_report(
+    runs: Iterable[str | Path | RunDir | Run],
+    out: str | Path,
+    console: Console,
+    title: str | None = None,
+    reference: PaperTable | None = None,
+    lead: str = "wrote",
+) -> Path:
+    """Write the page and print ``lead``, where it is, and whether it replaced an older file."""
+    replaced = " (replaced the older one)" if Path(out).exists() else ""
+    written = write_report(runs, out, title=title, reference=reference)
+    console.print(escape(f"{lead} {written}{replaced}"), soft_wrap=True, highlight=False)
+    return written
 
 
 def page(runs: Sequence[Run], title: str | None = None, reference: PaperTable | None = None) -> str:

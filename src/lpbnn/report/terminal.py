@@ -1,5 +1,7 @@
 """A ``Table`` in the terminal: in parts where it is too wide, readable without colours."""
 
+from textwrap import wrap
+
 from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -18,7 +20,7 @@ def print_table(table: Table, console: Console) -> None:
 
     Columns that do not fit even then go into further tables.
     """
-    labels = [_label(row) for row in table.rows]
+    labels = [_label(row, console.width // 2) for row in table.rows]
     room = console.width - max([len("method"), *map(_width, labels)]) - GAP
     pages = _pages(table, room, stacked=False)
     if len(pages) > 1:
@@ -80,8 +82,10 @@ def _head(column: Column) -> Text:
     return Text("\n".join([*lines, last]))
 
 
-def _label(row: Row) -> Text:
-    text = Text(row.label)
+def _label(row: Row, room: int) -> Text:
+    """The row's name, in several lines where it is wider than ``room``: columns need the rest."""
+    lines = wrap(row.label, room, subsequent_indent="  ", break_on_hyphens=False)
+    text = Text("\n").join(map(Text, lines))
     if row.n > 1:
         text.append(f"  n={row.n}", style="dim")
     if row.note:
