@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from lpbnn.convert.checks import SUPPORTED, TRANSPOSED, widths
-from lpbnn.convert.wrapper import Wrapper
+from lpbnn.convert.wrapper import Guarded, Wrapper
 from lpbnn.kernels.all_members import is_one_product, run_all_members
 from lpbnn.kernels.convolution import fast_geometry, member_convolution
 from lpbnn.kernels.rows import scale_rows, shift_rows
@@ -73,6 +73,13 @@ class RankOneLayer(Wrapper):
         self.slot = PassSlot()
         self.index = 0
         self.expands_batch = False  # True if it may receive a batch that is not expanded yet
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "bias":
+            bias = self.__dict__.get("_parameters", {}).get("member_bias")
+            if bias is not None:  # the layer itself has none now
+                return Guarded(bias.detach()[0], self._refusal(name))
+        return super().__getattr__(name)
 
     @property
     def is_standard(self) -> bool:
