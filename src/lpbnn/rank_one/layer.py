@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from lpbnn.convert.checks import SUPPORTED, TRANSPOSED, widths
+from lpbnn.convert.checks import SUPPORTED, TRANSPOSED, is_odd, widths
 from lpbnn.convert.wrapper import Guarded, Wrapper
 from lpbnn.kernels.all_members import is_one_product, run_all_members
 from lpbnn.kernels.convolution import fast_geometry, member_convolution
@@ -60,6 +60,12 @@ class RankOneLayer(Wrapper):
             raise ValueError(
                 f"{path or type(layer).__name__} has {widths(layer)} inputs and outputs, the factors "
                 f"are made for {(factors.inputs, factors.outputs)}; build them from widths(layer)."
+            )
+        if not is_odd(layer):
+            raise ValueError(
+                f"{path!r} is a {type(layer).__name__} with a forward of its own that is not linear: "
+                "members scale what goes into a layer and what comes out of it. Leave it out with "
+                f"exclude={path!r}."
             )
         super().__init__(layer, path)
         self.factors = factors
