@@ -9,7 +9,7 @@ converted layer, so that it can name the first one that differs.
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lpbnn.members.rows import (
+    Argument,
     find_masks,
     gather,
     is_batched,
     mask_arguments,
+    shared_arguments,
     take_examples,
 )
 from lpbnn.model import UncertainModel, as_call, batch_size
@@ -67,6 +69,7 @@ class CheckReport:
             not compared.
         lines: what was compared, and what was found.
         warning: empty if nothing is slower than it could be.
+        shared_inputs: the network's arguments that hold no examples.
     """
 
     execution: str
@@ -74,6 +77,7 @@ class CheckReport:
     independent_rows: bool | None
     lines: tuple[str, ...] = ()
     warning: str = ""
+    shared_inputs: tuple[Argument, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -119,13 +123,7 @@ def check(model: nn.Module, x: Any) -> CheckReport:
     inner.apply_report(report)
     if model is not inner and hasattr(model, "_orig_mod"):
         line = _compare_compiled(model, inner, args, kwargs)
-        report = CheckReport(
-            report.execution,
-            report.expand_at,
-            report.independent_rows,
-            (*report.lines, line),
-            report.warning,
-        )
+        report = replace(report, lines=(*report.lines, line))
     return report
 
 
@@ -135,6 +133,7 @@ def verify(model: "MemberEnsemble", args: tuple[Any, ...], kwargs: dict[str, Any
     Raises:
         ValueError: a recurrent layer or an attention takes the time axis first, and got the batch there.
     """
+    shared = tuple(shared_arguments(model.net, args, kwargs, batch_size(args, kwargs)))
     arguments = model.mask_arguments
     with _unchanged(model), torch.no_grad():
         few_args, few_kwargs, rows = _few_rows(
@@ -150,10 +149,11 @@ def verify(model: "MemberEnsemble", args: tuple[Any, ...], kwargs: dict[str, Any
         for paths in model.expansion_choices:
             difference = _first_difference(model, paths, reference)
             if not difference:
-                return _agreement(model, paths, rows, independent, reference[True].random)
+                report = _agreement(model, paths, rows, independent, reference[True].random)
+                return replace(report, shared_inputs=shared)
         if rows > MAX_ROWS:
             independent = False  # the network refuses fewer rows, so it cannot train on slices
-    return _disagreement(model, difference, rows, independent)
+    return replace(_disagreement(model, difference, rows, independent), shared_inputs=shared)
 
 
 def rows_are_independent(

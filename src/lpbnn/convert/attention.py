@@ -153,6 +153,11 @@ def _merged_mask(mask: Tensor | None, padding: Tensor | None, like: Tensor) -> T
         ):  # (B * heads, queries, keys), and the rows are B examples for J members
             rows, heads = like.shape[:2]
             merged = merged.unflatten(0, (-1, heads))
+            if merged.shape[0] > rows:
+                raise ValueError(
+                    f"attn_mask of shape {tuple(mask.shape)} is for {merged.shape[0]} examples with "
+                    f"{heads} heads; the query has {rows}. Fix: one mask for each example and head."
+                )
             if merged.shape[0] != rows:  # in the order of expand_batch
                 merged = merged[torch.arange(rows, device=merged.device) % merged.shape[0]]
     if padding is not None:
