@@ -5,6 +5,7 @@ import pickle
 import sys
 import threading
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -498,3 +499,17 @@ def test_threads_that_share_the_first_batch_find_the_same() -> None:
             thread.join()
         assert len(found) == 6
         assert (model.execution, model.independent_rows) == ("batched", True)
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm], ids=["hook", "new"]
+)
+def test_a_spectral_norm_is_not_taken_for_mixing(norm: Any) -> None:
+    """It moves its estimate in every run of training mode: every run starts from the same one."""
+    torch.manual_seed(0)
+    net = nn.Sequential(norm(nn.Linear(6, 8)), nn.ReLU(), nn.Linear(8, 3))
+    model = lpbnn.build(net, "lpbnn", members=3, num_data=10)
+    report = lpbnn.check(model, torch.randn(7, 6))
+    assert report.ok
+    assert report.independent_rows
+    assert "training mode." in report.lines[0]

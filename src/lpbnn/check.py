@@ -214,7 +214,9 @@ class _Reference:
 
     def run(self, member: int, args: Any, kwargs: Any) -> list["_Output"]:
         """Return the outputs of the converted layers and of the network, for one member."""
-        with _quiet(self.model.net, self.training), _recorded(self.model) as outputs:
+        net = self.model.net
+        # The same buffers for every run: a spectral norm goes on with its estimate in each.
+        with _same_buffers(net), _quiet(net, self.training), _recorded(self.model) as outputs:
             sampled = self.probe.take(member, 1)
             result = self.model.run_one_by_one(sampled, args, kwargs, first=member)
         return [*outputs, *(_Output("the output", leaf) for leaf in tree_leaves(result))]
@@ -268,7 +270,11 @@ def _first_difference(model: Any, paths: list[str], reference: dict[bool, _Refer
         for training, expected in reference.items():
             if expected.random:
                 continue
-            with _quiet(model.net, training), _recorded(model) as outputs:
+            with (
+                _same_buffers(model.net),
+                _quiet(model.net, training),
+                _recorded(model) as outputs,
+            ):
                 try:
                     result = model.run_rows(expected.probe, expected.args, expected.kwargs)
                 except torch.OutOfMemoryError:
@@ -452,22 +458,28 @@ def _quiet(net: nn.Module, training: bool) -> Iterator[None]:
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
     """Leave buffers and random generators as they were."""
+    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+    with torch.random.fork_rng(devices=devices), _same_buffers(model):
+        yield
+
+
+@contextmanager
+def _same_buffers(model: nn.Module) -> Iterator[None]:
+    """Leave buffers as they were."""
     buffers = [
         (module._buffers, name, buffer, buffer.clone())
         for module in model.modules()
         for name, buffer in module._buffers.items()
         if buffer is not None
     ]
-    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices):
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for owner, name, buffer, value in buffers:
-                    owner[name] = buffer  # a forward may have put another one there
-                    if not torch.equal(buffer, value):
-                        buffer.copy_(value)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for owner, name, buffer, value in buffers:
+                owner[name] = buffer  # a forward may have put another one there
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
 
 
 def _compare_compiled(model: Any, inner: Any, args: Any, kwargs: Any) -> str:
