@@ -5,6 +5,7 @@ import pickle
 import sys
 import threading
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -498,3 +499,64 @@ def test_threads_that_share_the_first_batch_find_the_same() -> None:
             thread.join()
         assert len(found) == 6
         assert (model.execution, model.independent_rows) == ("batched", True)
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm], ids=["hook", "new"]
+)
+def test_a_spectral_norm_is_not_taken_for_mixing(norm: Any) -> None:
+    """It moves its estimate in every run of training mode: every run starts from the same one."""
+    torch.manual_seed(0)
+    net = nn.Sequential(norm(nn.Linear(6, 8)), nn.ReLU(), nn.Linear(8, 3))
+    model = lpbnn.build(net, "lpbnn", members=3, num_data=10)
+    report = lpbnn.check(model, torch.randn(7, 6))
+    assert report.ok
+    assert report.independent_rows
+    assert "training mode." in report.lines[0]
+
+
+class Sequence(nn.Module):
+    """The rows are one sequence: a row depends on those before it, and on none behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.body(x)).cumsum(0))
+
+
+@pytest.mark.parametrize("method", ["batchensemble", "mcp"])
+@pytest.mark.filterwarnings("ignore:members cannot run as rows")
+def test_rows_that_depend_on_earlier_rows_are_not_cut(method: str) -> None:
+    model, x = lpbnn.build(Sequence(), method), torch.randn(6, 5)
+    with pytest.raises(ValueError, match="cannot be taken apart"):
+        lpbnn.predict(model, x, chunk=2)
+    assert model.train().loss(x, torch.randint(3, (6,)))["loss"].isfinite()
+
+
+@pytest.mark.parametrize("include", [None, "head"])
+@pytest.mark.filterwarnings("ignore:members cannot run as rows")
+def test_one_edge_of_a_graph_is_enough(include: str | None) -> None:
+    for edge in ([2, 0], [0, 1], [1, 2], [3, 4], [5, 3]):
+        model = lpbnn.build(Graph(), "batchensemble", include=include)
+        call = (torch.randn(6, 5), torch.tensor(edge).unsqueeze(1))
+        assert lpbnn.check(model, call).independent_rows is False, edge
+
+
+class RandomMixing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.dropout(self.body(x), 0.5, self.training)
+        return self.head(x - x.mean(0) if self.training else x)
+
+
+def test_mixing_is_found_in_a_network_that_is_random_in_training() -> None:
+    model = lpbnn.build(RandomMixing(), "batchensemble", members=3)
+    with pytest.warns(UserWarning, match="examples depend on each other where the network is ra"):
+        model.train().loss(torch.randn(6, 5), torch.randint(3, (6,)))
+    assert model.execution == "loop"
+    assert model.independent_rows is False

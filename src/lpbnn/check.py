@@ -9,7 +9,7 @@ converted layer, so that it can name the first one that differs.
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lpbnn.members.rows import (
+    Argument,
     find_masks,
     gather,
     is_batched,
     mask_arguments,
+    shared_arguments,
     take_examples,
 )
 from lpbnn.model import UncertainModel, as_call, batch_size
@@ -67,6 +69,7 @@ class CheckReport:
             not compared.
         lines: what was compared, and what was found.
         warning: empty if nothing is slower than it could be.
+        shared_inputs: the network's arguments that hold no examples.
     """
 
     execution: str
@@ -74,6 +77,7 @@ class CheckReport:
     independent_rows: bool | None
     lines: tuple[str, ...] = ()
     warning: str = ""
+    shared_inputs: tuple[Argument, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -119,13 +123,7 @@ def check(model: nn.Module, x: Any) -> CheckReport:
     inner.apply_report(report)
     if model is not inner and hasattr(model, "_orig_mod"):
         line = _compare_compiled(model, inner, args, kwargs)
-        report = CheckReport(
-            report.execution,
-            report.expand_at,
-            report.independent_rows,
-            (*report.lines, line),
-            report.warning,
-        )
+        report = replace(report, lines=(*report.lines, line))
     return report
 
 
@@ -135,6 +133,7 @@ def verify(model: "MemberEnsemble", args: tuple[Any, ...], kwargs: dict[str, Any
     Raises:
         ValueError: a recurrent layer or an attention takes the time axis first, and got the batch there.
     """
+    shared = tuple(shared_arguments(model.net, args, kwargs, batch_size(args, kwargs)))
     arguments = model.mask_arguments
     with _unchanged(model), torch.no_grad():
         few_args, few_kwargs, rows = _few_rows(
@@ -145,15 +144,20 @@ def verify(model: "MemberEnsemble", args: tuple[Any, ...], kwargs: dict[str, Any
             training: _Reference(model, few_args, few_kwargs, training)
             for training in (False, True)
         }
-        independent = all(run.rows_are_independent(rows) for run in reference.values())
-        difference = ""
-        for paths in model.expansion_choices:
+        for run in reference.values():
+            run.independent = run.rows_are_independent(rows)
+        independent = all(run.independent for run in reference.values())
+        # Members of a network that is random cannot be compared, so its examples must not meet.
+        mixes = any(run.random and not run.independent for run in reference.values())
+        difference = "examples depend on each other where the network is random" if mixes else ""
+        for paths in [] if mixes else model.expansion_choices:
             difference = _first_difference(model, paths, reference)
             if not difference:
-                return _agreement(model, paths, rows, independent, reference[True].random)
+                report = _agreement(model, paths, rows, independent, reference[True].random)
+                return replace(report, shared_inputs=shared)
         if rows > MAX_ROWS:
             independent = False  # the network refuses fewer rows, so it cannot train on slices
-    return _disagreement(model, difference, rows, independent)
+    return replace(_disagreement(model, difference, rows, independent), shared_inputs=shared)
 
 
 def rows_are_independent(
@@ -170,9 +174,12 @@ def rows_are_independent(
         args, kwargs, rows = _few_rows(arguments, args, kwargs, run)
         # In memory of its own: the network may change it in place.
         whole = run(*take_examples(arguments, args, kwargs, rows, list(range(rows))))
-        changed = run(*_change_last(arguments, args, kwargs, rows))
-    pairs = zip(whole, changed, strict=True)
-    return all(_first_rows_agree(a.movedim(1, 0), b.movedim(1, 0), rows) for a, b in pairs)
+        for others in _examples_to_change(rows):
+            changed = run(*_change(arguments, args, kwargs, rows, others))
+            pairs = zip(whole, changed, strict=True)
+            if not all(_kept(a.movedim(1, 0), b.movedim(1, 0), rows, others) for a, b in pairs):
+                return False
+    return True
 
 
 def compiled_loss_agrees(model: UncertainModel, compiled: Any, x: Any, y: Any) -> bool:
@@ -204,6 +211,7 @@ class _Reference:
     def __init__(self, model: Any, args: Any, kwargs: Any, training: bool) -> None:
         self.model, self.args, self.kwargs, self.training = model, args, kwargs, training
         self.probe = model.probe(MEMBERS)
+        self.independent = True  # until the rows were compared
         self.members = [self.run(j, args, kwargs) for j in range(MEMBERS)]
         again = self.run(0, args, kwargs)
         # Random in itself (functional dropout, stochastic depth): nothing to compare in this mode.
@@ -214,23 +222,28 @@ class _Reference:
 
     def run(self, member: int, args: Any, kwargs: Any) -> list["_Output"]:
         """Return the outputs of the converted layers and of the network, for one member."""
-        with _quiet(self.model.net, self.training), _recorded(self.model) as outputs:
+        net = self.model.net
+        # The same buffers for every run: a spectral norm goes on with its estimate in each.
+        with _same_buffers(net), _quiet(net, self.training), _recorded(self.model) as outputs:
             sampled = self.probe.take(member, 1)
             result = self.model.run_one_by_one(sampled, args, kwargs, first=member)
         return [*outputs, *(_Output("the output", leaf) for leaf in tree_leaves(result))]
 
     def rows_are_independent(self, rows: int) -> bool:
-        """Return True if a change of the last example changes no other example's output."""
-        if self.random:
-            return True
+        """Return True if a change of some examples changes no other example's output."""
         arguments = self.model.mask_arguments
-        changed = self.run(0, *_change_last(arguments, self.args, self.kwargs, rows))
-        pairs = zip(self.members[0], changed, strict=True)
-        return all(
-            _first_rows_agree(one.value, other.value, rows)
-            for one, other in pairs
-            if one.name == "the output"
-        )
+        whole = self._seeded_outputs(self.args, self.kwargs)
+        for others in _examples_to_change(rows):
+            call = _change(arguments, self.args, self.kwargs, rows, others)
+            pairs = zip(whole, self._seeded_outputs(*call), strict=True)
+            if not all(_kept(one.value, other.value, rows, others) for one, other in pairs):
+                return False
+        return True
+
+    def _seeded_outputs(self, args: Any, kwargs: Any) -> list["_Output"]:
+        """Return the outputs of the network for one member; what it draws is the same in every call."""
+        with seeded(0, None, self.model):
+            return [one for one in self.run(0, args, kwargs) if one.name == "the output"]
 
 
 class _Output:
@@ -240,24 +253,42 @@ class _Output:
         self.name, self.value = name, value.detach().clone()
 
 
-def _change_last(arguments: Any, args: Any, kwargs: Any, batch: int) -> Any:
-    """Return the call with other inputs for the last example, made from the first one's."""
-    args, kwargs = take_examples(arguments, args, kwargs, batch, [*range(batch - 1), 0])
+def _examples_to_change(rows: int) -> list[list[int]]:
+    """Return sets of examples to change: for every two examples, one that has the first and not the second.
+
+    Of a few examples the last and the first are enough: rows that can be cut are treated alike.
+
+    Example:
+        >>> _examples_to_change(3), _examples_to_change(4)
+        ([[2], [0]], [[1, 3], [0, 2], [2, 3], [0, 1]])
+    """
+    if rows <= MAX_ROWS:
+        return [[rows - 1], [0]]
+    bits = range((rows - 1).bit_length())
+    return [[i for i in range(rows) if (i >> bit) % 2 == one] for bit in bits for one in (1, 0)]
+
+
+def _change(arguments: Any, args: Any, kwargs: Any, batch: int, examples: list[int]) -> Any:
+    """Return the call with other inputs for some examples, made from those of one that stays."""
+    stays = next((i for i in range(batch) if i not in examples), 0)
+    chosen = [stays if i in examples else i for i in range(batch)]
+    args, kwargs = take_examples(arguments, args, kwargs, batch, chosen)
     masks = find_masks(arguments, args, kwargs)
 
     def change(x: Tensor) -> Tensor:
         if x.is_floating_point() and is_batched(x, batch, masks):
-            x[-1] = 0.5 * x[-1] + 0.1  # another one even if all examples are equal
+            x[examples] = 0.5 * x[examples] + 0.1  # another one even if all examples are equal
         return x
 
     return tree_map_only(Tensor, change, (args, kwargs))
 
 
-def _first_rows_agree(one: Tensor, other: Tensor, rows: int) -> bool:
-    """Return True if both have a row per example, and all rows but the last are equal."""
+def _kept(one: Tensor, other: Tensor, rows: int, changed: list[int]) -> bool:
+    """Return True if both have a row per example, and those of the examples that stay are equal."""
     if one.shape != other.shape or one.shape[:1] != (rows,):
         return False
-    return rows == 1 or _close(one[:-1], other[:-1])
+    stay = [i for i in range(rows) if i not in changed]
+    return not stay or _close(one[stay], other[stay])
 
 
 def _first_difference(model: Any, paths: list[str], reference: dict[bool, _Reference]) -> str:
@@ -268,7 +299,11 @@ def _first_difference(model: Any, paths: list[str], reference: dict[bool, _Refer
         for training, expected in reference.items():
             if expected.random:
                 continue
-            with _quiet(model.net, training), _recorded(model) as outputs:
+            with (
+                _same_buffers(model.net),
+                _quiet(model.net, training),
+                _recorded(model) as outputs,
+            ):
                 try:
                     result = model.run_rows(expected.probe, expected.args, expected.kwargs)
                 except torch.OutOfMemoryError:
@@ -452,22 +487,28 @@ def _quiet(net: nn.Module, training: bool) -> Iterator[None]:
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
     """Leave buffers and random generators as they were."""
+    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+    with torch.random.fork_rng(devices=devices), _same_buffers(model):
+        yield
+
+
+@contextmanager
+def _same_buffers(model: nn.Module) -> Iterator[None]:
+    """Leave buffers as they were."""
     buffers = [
         (module._buffers, name, buffer, buffer.clone())
         for module in model.modules()
         for name, buffer in module._buffers.items()
         if buffer is not None
     ]
-    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices):
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for owner, name, buffer, value in buffers:
-                    owner[name] = buffer  # a forward may have put another one there
-                    if not torch.equal(buffer, value):
-                        buffer.copy_(value)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for owner, name, buffer, value in buffers:
+                owner[name] = buffer  # a forward may have put another one there
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
 
 
 def _compare_compiled(model: Any, inner: Any, args: Any, kwargs: Any) -> str:

@@ -212,7 +212,7 @@ def _cut(
     others = {t.shape[0] for t in tensors if t.dim() > 0} - {batch}
     while step > 1 and (step in others or batch % step in others):
         step -= 1
-    arguments = mask_arguments(model.networks[0])
+    arguments = getattr(model, "mask_arguments", None) or mask_arguments(model.networks[0])
     starts = range(0, batch, step)
     return [take_examples(arguments, args, kwargs, batch, slice(i, i + step)) for i in starts]
 

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import lpbnn
+from lpbnn.convert.attention import SplitAttention
 from lpbnn.convert.checks import widths
 from lpbnn.convert.convert import convert
 from lpbnn.rank_one.factors import FixedFactors, PointFactors
@@ -112,6 +113,22 @@ def test_the_transformer_computes_what_it_did_before_conversion() -> None:
     torch.testing.assert_close(lpbnn.undo(model)(x), expected)
 
 
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("average", [False, True])
+def test_attention_over_one_sequence_without_a_batch(
+    heads: int, masked: bool, average: bool
+) -> None:
+    attention = nn.MultiheadAttention(8, heads, batch_first=True).double().eval()
+    x, masks = torch.randn(5, 8).double(), {}
+    if masked:
+        padding = torch.tensor([False, False, True, False, False])
+        masks = {"attn_mask": torch.rand(heads, 5, 5) > 0.9, "key_padding_mask": padding}
+    expected = attention(x, x, x, **masks, average_attn_weights=average)
+    found = SplitAttention(attention)(x, x, x, **masks, average_attn_weights=average)
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize(
     ("include", "exclude", "expected"),
     [
@@ -159,6 +176,11 @@ class ReadsWeight(nn.Module):
         return nn.functional.linear(x, self.inner.weight)
 
 
+class Rectified(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).relu()
+
+
 def nan_net() -> nn.Module:
     net = Mlp()
     net[2].weight.data[0, 0] = float("nan")
@@ -188,6 +210,11 @@ REFUSED = {
         lambda: nn.Sequential(nn.MultiheadAttention(8, 2, add_bias_kv=True, batch_first=True)),
         {},
         r"'0.q_proj' belongs to an attention with bias_kv.*exclude='0.\*'",
+    ),
+    "own forward": (
+        lambda: nn.Sequential(Rectified(3, 3, bias=False)),
+        {},
+        "'0' is a Rectified with a forward of its own that is not linear.*exclude='0'",
     ),
     "parametrised bias": (
         lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 3), "bias", dim=None)),

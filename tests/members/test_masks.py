@@ -202,3 +202,33 @@ def test_a_mask_by_head_is_split_with_the_examples(batch: int) -> None:
     call, y = masked(batch), torch.arange(batch) % 3
     plain = lpbnn.build(copy.deepcopy(lpbnn.undo(copy.deepcopy(model))), "mcp").train()
     torch.testing.assert_close(model.loss(call, y)["nll"], plain.loss(call, y)["nll"])
+
+
+class Renamed(nn.Module):
+    """The mask of attention is an input of the network, by a name that torch does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(4, 4)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, my_mask: Tensor) -> Tensor:
+        x = self.embed(x)
+        return self.head(self.attention(x, x, x, attn_mask=my_mask)[0][:, -1])
+
+
+@pytest.mark.parametrize("method", ["batchensemble", "mcp"])
+def test_a_mask_for_each_example_and_head_is_cut_with_the_batch(method: str) -> None:
+    model = lpbnn.build(Renamed().double(), method).eval()
+    x, mask = torch.randn(8, TIME, 4).double(), torch.randn(16, TIME, TIME).double()
+    expected = lpbnn.predict(model, (x, mask)).probs
+    for chunk in (1, 2, 6, 8, 20):
+        found = lpbnn.predict(model, (x, mask), chunk=chunk).probs
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_a_mask_for_more_examples_than_there_are_is_refused() -> None:
+    model = lpbnn.build(Renamed(), "batchensemble", members=1).eval()
+    with pytest.raises(ValueError, match=r"attn_mask of shape \(16, 6, 6\) is for 8 examples"):
+        model(torch.randn(4, TIME, 4), torch.randn(16, TIME, TIME))

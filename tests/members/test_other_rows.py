@@ -195,3 +195,47 @@ def test_a_network_for_batches_of_one_size_runs_its_members_one_by_one(inference
     with torch.inference_mode(inference), pytest.warns(UserWarning, match=ONE_BY_ONE):
         assert model.loss(x, y)["loss"] > 0
     torch.testing.assert_close(lpbnn.predict(model, x).members, whole_networks(model, x).softmax(2))
+
+
+class Similarity(nn.Module):
+    """Compares examples with given prototypes, the same for all examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(5, 6)
+        self.last = Compare()
+
+    def forward(self, x: Tensor, prototypes: Tensor) -> Tensor:
+        return self.last(self.embed(x), prototypes)
+
+
+class Compare(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, prototypes: Tensor) -> Tensor:
+        return self.fc(x) @ prototypes.T
+
+
+@pytest.mark.parametrize("include", [None, "last"])
+@pytest.mark.parametrize("by_name", [False, True])
+def test_an_input_without_examples_is_known_in_a_batch_of_its_size(
+    include: str | None, by_name: bool
+) -> None:
+    model = lpbnn.build(Similarity(), "batchensemble", members=3, include=include).double().eval()
+    x, prototypes = torch.randn(7, 5).double(), torch.randn(4, 6).double()
+
+    def call(batch: int) -> dict[str, Tensor] | tuple[Tensor, Tensor]:
+        inputs = (x[:batch], prototypes)
+        return dict(zip(("x", "prototypes"), inputs, strict=True)) if by_name else inputs
+
+    expected = lpbnn.predict(model, call(7)).members
+    again = lpbnn.build(Similarity(), "batchensemble", members=3, include=include).double()
+    again.load_state_dict(model.state_dict())
+    for one in (model, again):
+        for chunk in (None, 2):
+            found = lpbnn.predict(one, call(4), chunk=chunk).members
+            torch.testing.assert_close(found, expected[:, :4])
+    labels = torch.tensor([0, 1, 2, 3])
+    assert model.train().loss(call(4), labels)["loss"].isfinite()

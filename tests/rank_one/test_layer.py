@@ -172,6 +172,15 @@ def test_reading_the_weight_past_forward_is_loud() -> None:
     assert (fast.in_features, fast.weight.dtype, fast.weight.shape) == (4, torch.float64, (6, 4))
 
 
+def test_reading_the_bias_past_forward_is_loud() -> None:
+    """The members hold it: None would let the code around the layer compute without a bias."""
+    fast, _ = build("linear")
+    with pytest.raises(TypeError, match="uses its .bias directly, past its forward"):
+        nn.functional.linear(torch.randn(2, 4).double(), torch.randn(6, 4).double(), fast.bias)
+    assert (fast.bias.dtype, fast.bias.shape) == (torch.float64, (6,))
+    assert RankOneLayer(nn.Linear(3, 2, bias=False), PointFactors(2, 3, 2)).bias is None
+
+
 def test_rows_that_are_no_multiple_of_the_members() -> None:
     fast, x = build("linear")
     with pytest.raises(ValueError, match="5 rows for 3 members"):

@@ -98,9 +98,13 @@ class SplitAttention(nn.Module):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         q, k, v = (
-            layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            layer(x).unflatten(-1, (self.num_heads, -1)).transpose(-3, -2)
             for layer, x in ((self.q_proj, query), (self.k_proj, key), (self.v_proj, value))
         )
+        one = query.dim() == 2  # one sequence, without a batch
+        if one:
+            q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
         if attn_mask is None and is_causal:  # in this order a compiler need not know is_causal
             raise ValueError(
                 "is_causal=True is a hint about attn_mask, which was not given. Fix: give it."
@@ -115,9 +119,11 @@ class SplitAttention(nn.Module):
             mixed = weights @ v
         else:
             mixed = F.scaled_dot_product_attention(q, k, v, mask, dropout)
-        output = self.out_proj(mixed.transpose(1, 2).flatten(2))
-        if weights is not None and average_attn_weights:
-            weights = weights.mean(1)
+        mixed = mixed.transpose(1, 2).flatten(2)
+        output = self.out_proj(mixed.squeeze(0) if one else mixed)
+        if weights is not None:
+            weights = weights.mean(1) if average_attn_weights else weights
+            weights = weights.squeeze(0) if one else weights
         return output, weights
 
 
@@ -147,6 +153,11 @@ def _merged_mask(mask: Tensor | None, padding: Tensor | None, like: Tensor) -> T
         ):  # (B * heads, queries, keys), and the rows are B examples for J members
             rows, heads = like.shape[:2]
             merged = merged.unflatten(0, (-1, heads))
+            if merged.shape[0] > rows:
+                raise ValueError(
+                    f"attn_mask of shape {tuple(mask.shape)} is for {merged.shape[0]} examples with "
+                    f"{heads} heads; the query has {rows}. Fix: one mask for each example and head."
+                )
             if merged.shape[0] != rows:  # in the order of expand_batch
                 merged = merged[torch.arange(rows, device=merged.device) % merged.shape[0]]
     if padding is not None:

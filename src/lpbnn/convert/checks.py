@@ -104,23 +104,13 @@ def hidden_references(net: nn.Module) -> dict[int, str]:
 def _adds_its_bias_last(layer: nn.Module) -> bool:
     """Return True if the layer adds its bias at the very end: then zeros give the bias, whatever it is."""
     bias = layer._parameters.get("bias")
-    kind = next(kind for kind in SUPPORTED if isinstance(layer, kind))
-    own = any(
-        getattr(type(layer), name, None) is not getattr(kind, name, None)
-        for name in ("forward", "_conv_forward")
-    )
-    if bias is None or bias.is_meta or not own:
+    if bias is None or bias.is_meta or not _has_own_forward(layer):
         return True
     before, mode = bias.detach().clone(), layer.training
-    inputs, _ = widths(layer)
-    shape = [1, inputs]
-    if not isinstance(layer, nn.Linear):  # room for the dilated kernel
-        sizes = zip(layer.kernel_size, layer.dilation, strict=True)  # type: ignore[arg-type]
-        shape += [2 * (size - 1) * dilation + 2 for size, dilation in sizes]
     try:
         with torch.no_grad():
             layer.eval()
-            zeros = torch.zeros(shape, device=bias.device, dtype=bias.dtype)
+            zeros = torch.zeros(_input_shape(layer), device=bias.device, dtype=bias.dtype)
             for value in (-1.0, 1.0):
                 bias.fill_(value)
                 if not (layer(zeros) == value).all():
@@ -132,6 +122,45 @@ def _adds_its_bias_last(layer: nn.Module) -> bool:
         with torch.no_grad():
             bias.copy_(before)
         layer.train(mode)
+
+
+def is_odd(layer: nn.Module) -> bool:
+    """Return True if f(-x) = -f(x) for a layer without a bias; one with a bias was compared before."""
+    own = next(layer.parameters(recurse=False), None)
+    if own is None or own.is_meta or getattr(layer, "bias", None) is not None:
+        return True
+    if not _has_own_forward(layer):
+        return True
+    mode = layer.training
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(_input_shape(layer), generator=generator).to(own)
+    try:
+        with torch.no_grad():
+            layer.eval()
+            y, negative = layer(torch.cat([x, -x]))  # one call: noise in its weight is the same
+            return bool(torch.allclose(-negative, y, rtol=0.0, atol=0.05 * float(y.abs().max())))
+    except Exception:
+        return True  # it wants other inputs than these, and there is no bias to go wrong
+    finally:
+        layer.train(mode)
+
+
+def _has_own_forward(layer: nn.Module) -> bool:
+    """Return True if a class derived from torch's computes something else."""
+    kind = next(kind for kind in SUPPORTED if isinstance(layer, kind))
+    return any(
+        getattr(type(layer), name, None) is not getattr(kind, name, None)
+        for name in ("forward", "_conv_forward")
+    )
+
+
+def _input_shape(layer: nn.Module) -> list[int]:
+    """Return the shape of one example that a layer can take."""
+    shape = [1, widths(layer)[0]]
+    if not isinstance(layer, nn.Linear):  # room for the dilated kernel
+        sizes = zip(layer.kernel_size, layer.dilation, strict=True)  # type: ignore[arg-type]
+        shape += [2 * (size - 1) * dilation + 2 for size, dilation in sizes]
+    return shape
 
 
 def ancestors(net: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:

@@ -22,6 +22,7 @@ from lpbnn.members.partial import (
 )
 from lpbnn.members.passes import MemberPass, PassSlot, Sampled, replay_in_backward
 from lpbnn.members.rows import (
+    Argument,
     BatchMode,
     batched,
     expand_tree,
@@ -178,9 +179,9 @@ class MemberEnsemble(UncertainModel):
         members = [(first + i) % self.members for i in range(count)]
         # An input that has by chance as many rows as the expanded batch could be mistaken for it.
         loops = loops and not batched((args, kwargs), batch * count)
-        state = MemberPass(sampled.take(0, count), members, batch, mode, loops)
+        masks = find_masks(self.mask_arguments, args, kwargs)
+        state = MemberPass(sampled.take(0, count), members, batch, mode, loops, masks)
         if self.expand_at == [""]:
-            masks = find_masks(self.mask_arguments, args, kwargs)
             args, kwargs = expand_tree((args, kwargs), batch, count, mode, masks)
         try:
             with self.slot.use(state):
@@ -258,7 +259,12 @@ class MemberEnsemble(UncertainModel):
         """Use what a check found."""
         self.execution = report.execution
         self.independent_rows = report.independent_rows
+        self._set_shared_inputs(report.shared_inputs)
         self.use_expansion_points(report.expand_at)
+
+    def _set_shared_inputs(self, shared: Sequence[Argument]) -> None:
+        """Remember which arguments hold no examples, whatever the size of a later batch."""
+        self.mask_arguments = [*mask_arguments(self.net), *shared]
 
     def require_independent_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.ensure_checked(2, args, kwargs)
@@ -269,6 +275,7 @@ class MemberEnsemble(UncertainModel):
             "execution": self.execution,
             "independent_rows": self.independent_rows,
             "expand_at": self.expand_at,
+            "shared_inputs": [one for one in self.mask_arguments if one.kind == "shared"],
         }
         return torch.tensor(list(json.dumps(found).encode()), dtype=torch.uint8)
 
@@ -278,4 +285,5 @@ class MemberEnsemble(UncertainModel):
             return  # it was found with other options than this model's: check again
         self.execution = found["execution"]
         self.independent_rows = found["independent_rows"]
+        self._set_shared_inputs([Argument(*one) for one in found["shared_inputs"]])
         self.use_expansion_points(found["expand_at"])

@@ -88,7 +88,7 @@ class ExpansionPoints:
             return None
         if state is None or state.count == 1:
             return None
-        masks = self._find_masks(module, args, kwargs)
+        masks = [*self._find_masks(module, args, kwargs), *state.shared]
         examples = batched((args, kwargs), state.batch, masks)
         if len(examples) > 0 and state.loops and _may_loop(module):
             few = _members_at_a_time(examples, state)

@@ -58,6 +58,7 @@ class MemberPass:
         batch: the number of examples.
         mode: how the batch is expanded to the members.
         loops: True if a part of the network may run the members one after another.
+        shared: inputs of the network that hold no examples, whatever their size.
     """
 
     sampled: Any
@@ -65,6 +66,7 @@ class MemberPass:
     batch: int
     mode: BatchMode = "repeat"
     loops: bool = False
+    shared: Sequence[Tensor] = ()
     expanded: bool = False  # True once an expansion point has expanded the batch
     loop: Loop | None = None  # the loop whose members these are
 

@@ -24,7 +24,7 @@ Example:
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,22 @@ BatchMode = Literal["repeat", "split"]
 BATCH_MODES: tuple[str, ...] = get_args(BatchMode)
 # Torch's names of (queries, keys) masks that all examples share; padding masks have a row per example.
 ATTENTION_MASKS = ("src_mask", "tgt_mask", "memory_mask", "attn_mask")
-MaskArguments = Sequence[tuple[int, str]]  # position and name of each
+
+
+class Argument(NamedTuple):
+    """An argument of a network that is special, by position and name.
+
+    Args:
+        kind: "mask", an attention mask by torch's names; "other mask", a mask by any name in a network with
+            attention; "shared", which was seen to have no row per example.
+    """
+
+    position: int  # -1: by name only
+    name: str
+    kind: Literal["mask", "other mask", "shared"] = "mask"
+
+
+MaskArguments = Sequence[Argument]
 
 
 def rows_needed(batch: int, members: int, mode: BatchMode = "repeat") -> int:
@@ -156,45 +171,81 @@ def take_examples(
     return tree_map_only(Tensor, take, (args, kwargs))
 
 
-def mask_arguments(module: nn.Module) -> MaskArguments:
-    """Return which arguments of a module are attention masks, by their names in torch.
+def mask_arguments(module: nn.Module) -> list[Argument]:
+    """Return which arguments of a module are attention masks, or may be, by their names.
 
     Example:
-        >>> mask_arguments(nn.TransformerEncoderLayer(4, 2))
-        [(1, 'src_mask')]
+        >>> mask_arguments(nn.TransformerEncoderLayer(4, 2))[0]
+        Argument(position=1, name='src_mask', kind='mask')
     """
-    try:
-        names = list(inspect.signature(module.forward).parameters)
-    except (TypeError, ValueError):  # no Python function
-        return []
     # Elsewhere than in torch's own encoder a "mask" is as often one of padding, (batch, time).
     masks = (
         (*ATTENTION_MASKS, "mask") if isinstance(module, nn.TransformerEncoder) else ATTENTION_MASKS
     )
-    return [(i, name) for i, name in enumerate(names) if name in masks]
+    attends = any(hasattr(inner, "num_heads") for inner in module.modules())
+    return [
+        Argument(i, name, "mask" if name in masks else "other mask")
+        for i, name in enumerate(_parameter_names(module))
+        if name in masks or (attends and "mask" in name)
+    ]
+
+
+def shared_arguments(
+    module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], batch: int
+) -> list[Argument]:
+    """Return the arguments of a call that hold no examples: they have no row for each, nor several.
+
+    They hold none in later calls either, even if a batch has by chance as many examples as they have rows.
+
+    Example:
+        >>> shared_arguments(
+        ...     nn.Bilinear(2, 2, 1), (torch.zeros(4, 2), torch.zeros(3, 2)), {}, batch=4
+        ... )
+        [Argument(position=1, name='input2', kind='shared')]
+    """
+    names = _parameter_names(module)
+    given = [(i, names[i] if i < len(names) else "", value) for i, value in enumerate(args)]
+    given += [(names.index(n) if n in names else -1, n, value) for n, value in kwargs.items()]
+    return [
+        Argument(i, name, "shared")
+        for i, name, value in given
+        if isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] % batch
+    ]
+
+
+def _parameter_names(module: nn.Module) -> list[str]:
+    try:
+        return list(inspect.signature(module.forward).parameters)
+    except (TypeError, ValueError):  # no Python function
+        return []
 
 
 def find_masks(
     arguments: MaskArguments, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> list[Tensor]:
-    """Return the attention masks (time, time) of a call, which hold no examples.
+    """Return the tensors of a call that hold no examples: attention masks (time, time), and shared ones.
 
-    Oblong ones may be padding masks (batch, time), in a module that gives these the same name.
+    Oblong masks may be padding masks (batch, time), in a module that gives these the same name.
     """
-    masks = _given(arguments, args, kwargs, dims=2)
-    return [mask for mask in masks if mask.shape[0] == mask.shape[1]]
+    masks = [m for m in _given(arguments, args, kwargs, ("mask",)) if m.dim() == 2]
+    square = [mask for mask in masks if mask.shape[0] == mask.shape[1]]
+    return square + _given(arguments, args, kwargs, ("shared",))
 
 
 def find_head_masks(
     arguments: MaskArguments, args: Sequence[Any], kwargs: dict[str, Any], batch: int
 ) -> list[Tensor]:
     """Return the attention masks with a row per example and head, (batch * heads, queries, keys)."""
-    masks = _given(arguments, args, kwargs, dims=3)
+    masks = [m for m in _given(arguments, args, kwargs, ("mask", "other mask")) if m.dim() == 3]
     return [m for m in masks if m.shape[0] != batch and m.shape[0] % batch == 0]
 
 
 def _given(
-    arguments: MaskArguments, args: Sequence[Any], kwargs: dict[str, Any], dims: int
+    arguments: MaskArguments, args: Sequence[Any], kwargs: dict[str, Any], kinds: Sequence[str]
 ) -> list[Tensor]:
-    given = [args[i] if i < len(args) else kwargs.get(name) for i, name in arguments]
-    return [mask for mask in given if isinstance(mask, Tensor) and mask.dim() == dims]
+    given = [
+        args[i] if 0 <= i < len(args) else kwargs.get(name)
+        for i, name, kind in arguments
+        if kind in kinds
+    ]
+    return [value for value in given if isinstance(value, Tensor)]

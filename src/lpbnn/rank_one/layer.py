@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from lpbnn.convert.checks import SUPPORTED, TRANSPOSED, widths
-from lpbnn.convert.wrapper import Wrapper
+from lpbnn.convert.checks import SUPPORTED, TRANSPOSED, is_odd, widths
+from lpbnn.convert.wrapper import Guarded, Wrapper
 from lpbnn.kernels.all_members import is_one_product, run_all_members
 from lpbnn.kernels.convolution import fast_geometry, member_convolution
 from lpbnn.kernels.rows import scale_rows, shift_rows
@@ -61,6 +61,12 @@ class RankOneLayer(Wrapper):
                 f"{path or type(layer).__name__} has {widths(layer)} inputs and outputs, the factors "
                 f"are made for {(factors.inputs, factors.outputs)}; build them from widths(layer)."
             )
+        if not is_odd(layer):
+            raise ValueError(
+                f"{path!r} is a {type(layer).__name__} with a forward of its own that is not linear: "
+                "members scale what goes into a layer and what comes out of it. Leave it out with "
+                f"exclude={path!r}."
+            )
         super().__init__(layer, path)
         self.factors = factors
         bias: Tensor | None = layer.bias  # type: ignore[assignment]
@@ -73,6 +79,13 @@ class RankOneLayer(Wrapper):
         self.slot = PassSlot()
         self.index = 0
         self.expands_batch = False  # True if it may receive a batch that is not expanded yet
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "bias":
+            bias = self.__dict__.get("_parameters", {}).get("member_bias")
+            if bias is not None:  # the layer itself has none now
+                return Guarded(bias.detach()[0], self._refusal(name))
+        return super().__getattr__(name)
 
     @property
     def is_standard(self) -> bool:
