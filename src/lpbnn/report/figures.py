@@ -1,6 +1,6 @@
 """The diagrams of classification, each of one method or of all: numbers in, inline SVG out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,21 +99,96 @@ def severities(lines: Sequence[Line], what: str, percent: bool) -> str:
     return d.svg
 
 
-def confidences(
-    edges: np.ndarray, inside: np.ndarray, outside: np.ndarray, index: int, label: str
+@dataclass(frozen=True)
+class Cumulative:
+    """The share of examples whose score is at most ``x``; both arrays are in ascending order."""
+
+    x: np.ndarray
+    share: np.ndarray
+
+    @classmethod
+    def of(cls, *scores: np.ndarray) -> "Cumulative":
+        """Pool the scores, or the evenly spaced quantiles, of several seeds.
+
+        >>> Cumulative.of(np.array([3.0, 1.0]), np.array([2.0, 4.0])).share
+        array([0.25, 0.5 , 0.75, 1.  ])
+        """
+        x = np.sort(np.concatenate(scores).astype(np.float64))
+        return cls(x, np.arange(1, len(x) + 1) / len(x))
+
+    @classmethod
+    def of_confidences(cls, edges: np.ndarray, counts: np.ndarray) -> "Cumulative":
+        """Turn a histogram of the confidence into the distribution of 1 - confidence.
+
+        >>> flipped = Cumulative.of_confidences(np.array([0, 0.5, 1]), np.array([1, 3]))
+        >>> flipped.x.tolist(), flipped.share.tolist()
+        ([0.5, 1.0], [0.75, 1.0])
+        """
+        return cls(1 - edges[::-1][1:], counts[::-1].cumsum() / max(1, counts.sum()))
+
+    def at(self, share: float) -> float:
+        """The score that this share of the examples does not exceed."""
+        return float(self.x[min(np.searchsorted(self.share, share), len(self.x) - 1)])
+
+    def mapped(self, change: Callable[[np.ndarray], np.ndarray]) -> "Cumulative":
+        """The distribution of an increasing function of the score."""
+        return Cumulative(change(self.x), self.share)
+
+
+@dataclass(frozen=True)
+class ScoreAxis:
+    """The axis of a score: scores outside the limits are drawn at the nearer end."""
+
+    name: str
+    low: float
+    high: float
+    log: bool = False
+
+
+def detection(
+    inside: Cumulative, outside: Cumulative, axis: ScoreAxis, index: int, label: str
 ) -> str:
-    """Where the confidences lie: filled for the test images, a line for what was never seen."""
-    with drawing(204, 118, f"Confidences of {label}") as d:
-        axes = d.axes(6, 4, 190, 86)
-        merged = (
-            2 if len(inside) % 2 == 0 else 1
-        )  # fifty bins are more than a small figure can show
-        share = [c.reshape(-1, merged).sum(1) / max(1, c.sum()) for c in (inside, outside)]
-        axes.stairs(share[0], edges[::merged], fill=True, color=colour(index), alpha=0.7)
-        axes.stairs(share[1], edges[::merged], color=INK, linewidth=1.4)
-        axes.set(xlim=(0, 1), ylim=(0, 1.03 * max(part.max() for part in share)))
-        _confidence_axis(axes)
+    """The two distributions of the score: filled for the test set, a line for what was never seen."""
+    with drawing(204, 128, f"Out-of-distribution scores of {label}: {axis.name}") as d:
+        axes = d.axes(26, 6, 170, 86)
+        axes.set_xscale("log" if axis.log else "linear")
+        for part, name in ((inside, "test"), (outside, "out of distribution")):
+            shown = (part.x >= axis.low) & (part.x <= axis.high)
+            before = float(part.share[part.x < axis.low].max(initial=0.0))
+            x = np.concatenate([[axis.low], part.x[shown], [axis.high]])
+            last = float(part.share[part.x <= axis.high].max(initial=0.0))
+            share = np.concatenate([[before], part.share[shown], [last]])
+            x, share = _thinned(x, share)
+            (line,) = axes.plot(
+                x,
+                share,
+                color=colour(index) if part is inside else INK,
+                linewidth=1.4,
+                drawstyle="steps-post",
+            )
+            if part is inside:
+                axes.fill_between(
+                    x, share, color=colour(index), alpha=0.3, linewidth=0, step="post"
+                )
+            quartiles = ", ".join(f"{part.at(q):.3g}" for q in (0.25, 0.5, 0.75))
+            d.title(line, f"{label}, {name}: quartiles of the score {quartiles}")
+        axes.set(xlim=(axis.low, axis.high), ylim=(0, 1.02))
+        axes.set_yticks(*SHARES)
+        if axis.log:
+            axes.minorticks_off()
+            axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}".replace("e-0", "e-"))
+        else:
+            axes.locator_params(axis="x", nbins=4)
+        axes.set_xlabel(axis.name, labelpad=0)
     return d.svg
+
+
+def _thinned(x: np.ndarray, share: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """At most 200 points, evenly spaced along the share, and both ends."""
+    if len(x) <= 200:
+        return x, share
+    keep = np.unique(np.linspace(0, len(x) - 1, 200).round().astype(int))
+    return x[keep], share[keep]
 
 
 def posterior(mean: np.ndarray, std: np.ndarray, index: int, label: str) -> str:
