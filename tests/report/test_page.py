@@ -5,8 +5,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import pytest
 from report.conftest import METHODS, Make, arrays, examples, info
 
+from lpbnn.engine.rundir import RunDir
 from lpbnn.report import PaperTable, write_report
 
 EVIL = "</title></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
@@ -205,8 +207,73 @@ def test_data_sets_have_a_part_each_and_methods_one_colour(
     page = read(path)
     assert {"d0-comparison", "d0-members", "d1-comparison", "d1-curves"} <= set(page.sections)
     colours = re.findall(r"--c:var\((--m\d+)\)\"></i><span>([^<]+)<", path.read_text("utf-8"))
-    assert {name: c for c, name in colours} == {"MCP": "--m0", "LP-BNN": "--m1", "TRADI": "--m2"}
+    assert {name: c for c, name in colours} == {"MCP": "--m1", "LP-BNN": "--m0", "TRADI": "--m8"}
     assert len(set(colours)) == 3
+
+
+def test_a_method_has_its_colour_whatever_else_is_on_the_page(make: Make, tmp_path: Path) -> None:
+    def chips(*runs: Path) -> dict[str, str]:
+        text = write_report(runs, tmp_path / "report.html").read_text("utf-8")
+        found = re.findall(
+            r'class="(chip[^"]*)" style="--c:var\((--m\d+)\)"></i><span>([^<]+)<', text
+        )
+        return {name: f"{kind} {colour}" for kind, colour, name in found}
+
+    made = {method: make(method) for method in METHODS}
+    all_of_them = chips(*made.values())
+    assert len(set(all_of_them.values())) == len(METHODS)
+    assert all_of_them["LP-BNN"] == "chip --m0"
+    for method, path in made.items():
+        ((name, colour),) = chips(path).items()
+        assert all_of_them[name] == colour, method
+    eight = make("lpbnn", folder="eight", options={"members": 8})
+    assert list(chips(made["lpbnn"], eight).values()) == ["chip --m0", "chip v1 --m0"]
+    own = chips(make("my-own"))
+    assert chips(made["mcp"], make("my-own"))["my-own"] == own["my-own"]
+    assert own["my-own"] not in all_of_them.values()
+
+
+def test_only_options_that_are_no_defaults_are_listed(make: Make, tmp_path: Path) -> None:
+    runs = [make("mcp"), make("lpbnn", options={"log_variance": -1.0, "members": 4})]
+    settings = read(write_report(runs, tmp_path / "report.html")).text["settings"]
+    assert "Options other than the defaults" in settings
+    assert "log_variance=-1" in settings
+    assert "members=4" not in settings
+
+
+def test_the_snippet_names_the_folder_of_the_run(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run from the folder in which the page was written, it finds the run."""
+    run = make("mcp")
+    monkeypatch.chdir(tmp_path.parent)
+    page = read(write_report([run], tmp_path / "report.html"))
+    shown = run.relative_to(tmp_path.parent).as_posix()
+    assert f"run(RunDir('{shown}').config(), '{shown}-again')" in page.text["settings"]
+    assert RunDir(shown).config().method == "mcp"
+    monkeypatch.chdir(run)
+    page = read(write_report(["."], tmp_path / "report.html"))
+    assert f"'{run}-again')" in page.text["settings"]
+
+
+def test_the_matrix_of_the_posterior_has_axes_and_a_scale(make: Make, tmp_path: Path) -> None:
+    found = arrays(np.random.default_rng(0), 4, latent=True)
+    found["posterior/correlation"] = np.full((24, 24), 0.15) + 0.85 * np.eye(24)
+    text = read(write_report([make("lpbnn", with_arrays=found)], tmp_path / "r.html")).text
+    assert text["posterior"].count("1inputs, ordered24") == 2
+    assert "−0.2+0.2" in text["posterior"]
+
+
+def test_training_points_are_in_the_panel_of_a_curve(regression: Make, tmp_path: Path) -> None:
+    path = regression("lpbnn")
+    found = RunDir(path).arrays()
+    x = np.linspace(-4, 4, 20, dtype=np.float32)[:, None]
+    with_points = regression("mcp", with_arrays={**found, "train/inputs": x, "train/targets": x**3})
+    text = write_report([path, with_points], tmp_path / "r.html").read_text("utf-8")
+    assert text.count("<title>20 training points</title>") == 1
+    assert "Large dots are the training points" in text
+    alone = write_report([path], tmp_path / "r.html").read_text("utf-8")
+    assert "training points" not in alone
 
 
 def test_the_same_runs_give_the_same_page(make: Make, tmp_path: Path) -> None:

@@ -184,6 +184,13 @@ def _fairness_notes(groups: Sequence[Group]) -> list[str]:
         values = dict.fromkeys(str(group.settings.get(name)) for group in groups)
         if len(values) > 1:
             differing.append(f"{name.replace('_', ' ')} ({', '.join(values)})")
+    predictions: dict[int, list[str]] = {}
+    for group in groups:
+        for number in dict.fromkeys(n for n in group.values("cost", "members") if n):
+            predictions.setdefault(number, []).append(group.label)
+    if len(predictions) > 1:
+        told = "; ".join(f"{n}: {', '.join(predictions[n])}" for n in sorted(predictions))
+        differing.append(f"the number of predictions that are averaged ({told})")
     return [f"The rows differ in {', '.join(differing)}."] if differing else []
 
 

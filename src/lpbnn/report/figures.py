@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 
+from lpbnn.report.colours import dashes, marker
 from lpbnn.report.svg import INK, LINE, MUTED, colour, drawing
 
 FEW = 10  # examples of a bin: fewer say little, and their bar is pale
@@ -51,6 +52,11 @@ class Line:
     trained: bool = True
     """Whether it trained to its end: a diverged one does not decide what range is shown."""
 
+    @property
+    def band(self) -> np.ndarray:
+        """The spread, 0 where it is not known."""
+        return np.nan_to_num(self.std)
+
 
 @dataclass(frozen=True)
 class Mark:
@@ -77,10 +83,12 @@ def severities(lines: Sequence[Line], what: str, percent: bool) -> str:
             shown = {
                 "color": colour(line.index),
                 "linewidth": 1.8,
-                "marker": "o",
+                "linestyle": dashes(line.index),
+                "marker": marker(line.index),
                 "markersize": 3.2,
             }
-            axes.plot(line.x, line.mean * factor, **shown)
+            (drawn,) = axes.plot(line.x, line.mean * factor, **shown)
+            d.title(drawn, _told(line, what, factor))
         ticks = sorted({float(x) for line in lines for x in line.x})
         axes.set_xticks(ticks, ["clean" if t == 0 else f"{t:g}" for t in ticks])
         axes.set_xlabel("severity", labelpad=2)
@@ -212,6 +220,15 @@ def posterior(mean: np.ndarray, std: np.ndarray, index: int, label: str) -> str:
     return d.svg
 
 
+def _told(line: Line, what: str, factor: float) -> str:
+    """The numbers of a line, as the pointer shows them."""
+    values = ", ".join(
+        f"{'clean' if x == 0 else f'{x:g}'}: {factor * mean:.4g}"
+        for x, mean in zip(line.x, line.mean, strict=True)
+    )
+    return f"{line.label}, {what}: {values}"
+
+
 def _confidence_axis(axes: Axes) -> None:
     axes.set_xticks(*SHARES)
     axes.set_yticks(())
@@ -222,8 +239,8 @@ def _confidence_axis(axes: Axes) -> None:
 def _range(lines: Sequence[Line], factor: float, percent: bool) -> tuple[float, float]:
     """All that trained, with some air, and no further than the numbers can go."""
     deciding = [line for line in lines if line.trained] or lines
-    low = min(float(np.nanmin(line.mean)) for line in deciding) * factor
-    high = max(float(np.nanmax(line.mean)) for line in deciding) * factor
+    low = min(float(np.nanmin(line.mean - line.band)) for line in deciding) * factor
+    high = max(float(np.nanmax(line.mean + line.band)) for line in deciding) * factor
     air = 0.06 * max(high - low, 0.01 * factor)
     if percent:
         return max(0, low - air), min(101, high + air)
@@ -241,15 +258,18 @@ def name_beside(axes: Axes, marks: Sequence[Mark]) -> None:
     for mark, y, place in zip(marks, heights, places, strict=True):
         if mark.x is not None:
             xs = [mark.x + 4 * across, right + 6 * across, right + 13 * across]
-            thread = {"color": colour(mark.index), "linewidth": 1, "alpha": 0.8, "clip_on": False}
-            axes.plot(xs, [y, place, place], **thread)
-        axes.text(right + 17 * across, place, mark.name, va="center", ha="left", clip_on=False)
+            # Thin, grey and dotted: a solid one in the method's colour reads as an error bar.
+            thread = {"color": MUTED, "linewidth": 0.8, "dashes": (1, 2.5), "clip_on": False}
+            axes.plot(xs, [y, place, place], zorder=1, **thread)
+        shape = {"marker": marker(mark.index), "color": colour(mark.index), "markersize": 4.5}
+        axes.plot(right + 18 * across, place, clip_on=False, **shape)
+        axes.text(right + 24 * across, place, mark.name, va="center", ha="left", clip_on=False)
     axes.set(xlim=(left, right), ylim=(low, high))
 
 
 def room_for(names: Sequence[str]) -> float:
     """Pixels to the right of a chart that ``name_beside`` needs."""
-    return 30 + 5.8 * max(map(len, names))
+    return 37 + 5.8 * max(map(len, names))
 
 
 def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:

@@ -4,9 +4,10 @@ import html
 from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 
-from lpbnn.report.tables import Cell, Column, Row, Table
+from lpbnn.report.colours import COLOURS
+from lpbnn.report.tables import RULE, Cell, Column, Row, Table
 
-COLOURS = 12
+CHIPS = 4  # shapes of a chip in style.css
 SAID = {"best": "best", "second": "second best"}
 
 
@@ -20,8 +21,9 @@ def esc(text: object) -> str:
 
 
 def chip(index: int) -> str:
-    """The colour of a method, before its name."""
-    return f'<i class="chip" style="--c:var(--m{index % COLOURS})"></i>'
+    """The colour of a method, before its name; of further rows of one method, another shape."""
+    shape = f" v{index // COLOURS % CHIPS}" if index >= COLOURS else ""
+    return f'<i class="chip{shape}" style="--c:var(--m{index % COLOURS})"></i>'
 
 
 def name(label: str, index: int, more: str = "") -> str:
@@ -48,6 +50,16 @@ def chart(svg: str) -> str:
 def panels(parts: Iterable[str], kind: str) -> str:
     """Figures side by side, as many as there is room for: "small", "wide" or "charts"."""
     return f'<div class="panels {kind}">{"".join(parts)}</div>'
+
+
+def matrix(image: str, size: int, top: float) -> str:
+    """A square picture of correlations with its axes, numbered from 1 to ``size``, and its scale."""
+    ends = f"<span>1</span><span>inputs, ordered</span><span>{size}</span>"
+    scale = f"<span>−{top:g}</span><i></i><span>+{top:g}</span>"
+    return (
+        f'<figure class="matrix"><div class="down">{ends}</div><div class="cells">{image}</div>'
+        f'<div class="along">{ends}</div><div class="ramp" title="correlation">{scale}</div></figure>'
+    )
 
 
 def scroll(content: str, label: str) -> str:
@@ -84,8 +96,7 @@ def legend(content: Table, brief: bool = False) -> str:
     if content.marked and not brief:
         lines.insert(
             0,
-            '<b class="best">Best</b> and <u class="second">second best</u>, as far as '
-            "the digits shown tell them apart.",
+            f'<b class="best">Best</b> and <u class="second">second best</u>: {esc(RULE)}',
         )
     notes = "".join(f"<li>{line}</li>" for line in lines)
     return definitions(pairs, "legend") + (f'<ul class="notes">{notes}</ul>' if notes else "")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from lpbnn.engine.files import write_atomic
 from lpbnn.engine.rundir import RunDir
+from lpbnn.report.colours import assign
 from lpbnn.report.html import esc
 from lpbnn.report.runs import Group, Run, by_data, grouped, read_runs
 from lpbnn.report.sections import Section, sections
@@ -61,8 +62,13 @@ def write_report(
 
 def page(runs: Sequence[Run], title: str | None = None, reference: PaperTable | None = None) -> str:
     """The page as text; the same runs give the same text."""
-    colours: dict[str, int] = {}
-    chapters = {data: _coloured(grouped(part), colours) for data, part in by_data(runs).items()}
+    chapters = {data: grouped(part) for data, part in by_data(runs).items()}
+    rows = [(group.label, group.method) for groups in chapters.values() for group in groups]
+    index = assign(rows)
+    chapters = {
+        data: [replace(group, index=index[group.label]) for group in groups]
+        for data, groups in chapters.items()
+    }
     several = len(chapters) > 1
     main, nav = [], []
     for number, (data, groups) in enumerate(chapters.items()):
@@ -90,11 +96,6 @@ def page(runs: Sequence[Run], title: str | None = None, reference: PaperTable | 
 def style() -> str:
     """The style sheet, which says what every colour is."""
     return resources.files("lpbnn.report").joinpath("style.css").read_text("utf-8")
-
-
-def _coloured(groups: Sequence[Group], colours: dict[str, int]) -> list[Group]:
-    """One colour per method over the whole page."""
-    return [replace(g, index=colours.setdefault(g.label, len(colours))) for g in groups]
 
 
 def _lead(groups: Sequence[Group]) -> str:

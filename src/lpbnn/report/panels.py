@@ -154,12 +154,17 @@ def predictions(groups: Sequence[Group]) -> str:
     low, high = float(np.concatenate(targets).min()), float(np.concatenate(targets).max())
     limits = (low - 0.25 * (high - low), high + 0.25 * (high - low))
     drawn = {
-        g.label: regression.curve(test, outside[g.label], limits, g.index, g.label)
+        g.label: regression.curve(
+            test, outside[g.label], limits, g.index, g.label, _training(g.shown)
+        )
         for g, test in found
     }
+    points = " Large dots are the training points, small ones test targets."
     return html.said(
         "The bands should widen outside the dashed lines, where there was no training data: pale is "
-        "the 95 % interval, darker the part of it that the members disagree about.",
+        "the 95 % interval, darker the part of it that the members disagree about."
+        + points
+        * any(_training(g.shown) is not None for g, _ in found),
         _panels(groups, drawn, "nll", kind="wide"),
     )
 
@@ -179,10 +184,10 @@ def posterior(groups: Sequence[Group]) -> str:
     """One layer's fast weights under the learned posterior: their correlation, their spread."""
     having = [group for group in groups if "posterior/correlation" in group.shown.arrays]
     return html.said(
-        "Left, blocks are inputs whose factors r̂ vary together, which a mean-field posterior cannot "
-        "say: <span class='key plus'></span> together, <span class='key minus'></span> opposed, clear "
-        "where unrelated (first member; inputs ordered by similarity). Right, some of these inputs: "
-        "dots apart are members that differ, bars are one standard deviation of a draw.",
+        "Left, the correlation of every two inputs' factors r̂ (first member): blocks are inputs that vary "
+        "together, which a mean-field posterior cannot say. Inputs are in the order of a hierarchical "
+        "clustering, the same along both axes; the scale ends where 99 % of the pairs do. Right, some of "
+        "these inputs: dots apart are members that differ, bars are one standard deviation of a draw.",
         "".join(map(_posterior, having)),
     )
 
@@ -191,18 +196,22 @@ def _posterior(group: Group) -> str:
     arrays = group.shown.arrays
     matrix, mean, std = (arrays[f"posterior/{key}"] for key in ("correlation", "mean", "std"))
     order = pictures.similar_first(matrix)
-    some = order[np.linspace(0, len(order) - 1, min(SHOWN_INPUTS, len(order))).round().astype(int)]
+    # Many members need wide columns: their dots would cover each other.
+    most = min(len(order), max(4, SHOWN_INPUTS * 4 // max(4, len(mean))))
+    some = order[np.linspace(0, len(order) - 1, most).round().astype(int)]
     layer = str(arrays["posterior/layer"])
     facts = f"<code>{html.esc(layer)}</code>, {len(matrix)} inputs; deviation of a draw "
     facts += f"{float(std.mean()):.3f}"
     if len(mean) > 1:
         facts += f", between members {float(mean.std(0, ddof=1).mean()):.3f}"
-    picture = pictures.data_uri(pictures.correlation(matrix[order][:, order]))
+    top = pictures.strongest(matrix)
+    picture = pictures.data_uri(pictures.correlation(matrix[order][:, order], top))
     image = html.image(picture, f"correlation matrix of {layer}", pixelated=True, width=250)
+    drawn = html.matrix(image, len(matrix), top)
     chart = figures.posterior(mean[:, some], std[:, some], group.index, group.label)
     return (
         f'<p class="facts">{html.name(group.label, group.index)} {facts}</p>'
-        f'<div class="posterior"><div class="matrix">{image}</div>{html.chart(chart)}</div>'
+        f'<div class="posterior">{drawn}{html.chart(chart)}</div>'
     )
 
 
@@ -256,6 +265,12 @@ def _line(group: Group, key: str) -> figures.Line | None:
 def _predicted(groups: Sequence[Group]) -> list[tuple[Group, Predicted]]:
     found = ((group, Predicted.of(group.shown.arrays, "test")) for group in groups)
     return [(group, test) for group, test in found if test is not None]
+
+
+def _training(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
+    """Inputs and targets of the training set, where the run has stored them."""
+    inputs, targets = (run.arrays.get(f"train/{name}") for name in ("inputs", "targets"))
+    return None if inputs is None or targets is None else (inputs, targets)
 
 
 def _outside(run: Run) -> list[Predicted]:

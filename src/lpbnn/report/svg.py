@@ -17,9 +17,10 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lpbnn.report.colours import COLOURS
+
 INK, MUTED, LINE, PAPER = "#010101", "#010102", "#010103", "#010104"
 NAMES = ("", "ink", "muted", "line", "paper")  # by the last byte of the four
-COLOURS = 12
 _STAND_IN = re.compile(r"#01(01|02)([0-9a-f]{2})")
 _NUMBER = re.compile(r"-?\d+\.\d+")
 _REFERENCE = re.compile(r'(url\(#|^#|href="#)([^")]+)')
