@@ -1,7 +1,10 @@
 """The page: what it holds, what it leaves out, and that nothing in a run's names gets to act."""
 
+import base64
+import hashlib
 import re
 from html.parser import HTMLParser
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +58,17 @@ def read(path: Path) -> Reader:
     return Reader(path.read_text("utf-8"))
 
 
+def own_script(page: str) -> bool:
+    """True if the page has one script, the package's, and its policy lets no other one run."""
+    (script,) = re.findall(r"<script[^>]*>(.*?)</script>", page, re.S)
+    tags = [attrs for tag, attrs in Reader(page).tags if tag == "script"]
+    packaged = resources.files("lpbnn.report").joinpath("page.js").read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(packaged.encode()).digest()).decode()
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
+    allowed = [part.strip() for part in policy.split(";") if "script" in part]
+    return script == packaged and tags == [{}] and allowed == [f"script-src 'sha256-{digest}'"]
+
+
 def test_everything_a_run_has_is_on_the_page(make: Make, tmp_path: Path) -> None:
     runs = [make("lpbnn", 0), make("lpbnn", 1), make("mcp"), make("ensemble")]
     reference = PaperTable("A paper, Table 1", {"lpbnn": {"accuracy": 0.9502}})
@@ -86,11 +100,12 @@ def test_the_page_needs_nothing_but_itself(make: Make, tmp_path: Path) -> None:
     path = write_report([make("lpbnn"), make("mcp")], tmp_path / "report.html")
     text = path.read_text("utf-8")
     for tag, attrs in read(path).tags:
-        assert tag not in ("script", "iframe", "object", "embed", "base", "form")
+        assert tag not in ("iframe", "object", "embed", "base", "form")
         assert not any(name.startswith("on") for name in attrs)
         for name in ("src", "href"):
             if (value := attrs.get(name)) is not None:
                 assert value.startswith(("#", "data:")), value
+    assert own_script(text)
     assert "://" not in text
     assert not re.search(r"@import|url\((?!#)", text)
     ids = re.findall(r' id="([^"]+)"', text)
@@ -117,7 +132,7 @@ def test_names_are_text(make: Make, tmp_path: Path) -> None:
     reference = PaperTable(EVIL, {"mcp": {"ece": 0.1}})
     path = write_report(runs, tmp_path / "report.html", EVIL, reference)
     page = read(path)
-    assert {tag for tag, _ in page.tags}.isdisjoint({"script"})
+    assert own_script(path.read_text("utf-8"))
     assert all(not any(n.startswith("on") for n in attrs) for _, attrs in page.tags)
     assert all((a.get("src") or "").startswith("data:") for t, a in page.tags if t == "img")
     for section in ("", "comparison", "settings", "posterior"):
@@ -274,6 +289,27 @@ def test_training_points_are_in_the_panel_of_a_curve(regression: Make, tmp_path:
     assert "Large dots are the training points" in text
     alone = write_report([path], tmp_path / "r.html").read_text("utf-8")
     assert "training points" not in alone
+
+
+def test_marks_tell_their_numbers_where_the_pointer_rests(make: Make, tmp_path: Path) -> None:
+    runs = [
+        make("mcp"),
+        make("lpbnn", test={"accuracy": 0.91, "nll": 0.2, "brier": 0.1, "ece": 0.02}),
+    ]
+    text = write_report(runs, tmp_path / "r.html").read_text("utf-8")
+    titles = re.findall(r"<title>([^<]*)</title>", text)
+    assert "LP-BNN: accuracy 91.00 %, ECE ↓ 0.0200" in titles
+    for start in ("member 4 of 4: ", "LP-BNN, Accuracy, % ↑: clean: 91, ", "MCP, test: quartiles"):
+        assert any(title.startswith(start) for title in titles), start
+    assert any(re.match(r"MCP: confidence 0\.\d+ to .* examples", title) for title in titles)
+
+
+def test_cells_carry_the_numbers_they_are_sorted_by(regression: Make, tmp_path: Path) -> None:
+    page = read(write_report([regression("lpbnn"), regression("mcp")], tmp_path / "r.html"))
+    heads = {a["data-first"] for t, a in page.tags if t == "th" and "data-first" in a}
+    assert heads == {"up", "down"}
+    values = [float(a["data-v"]) for t, a in page.tags if t == "td" and a.get("data-v")]
+    assert pytest.approx(0.02) in values  # coverage .93: its distance from .95
 
 
 def test_the_same_runs_give_the_same_page(make: Make, tmp_path: Path) -> None:

@@ -22,9 +22,13 @@ def reliability(
         axes = d.axes(26, 16, 170, 130)
         for here, alpha in (((count > 0) & (count < FEW), 0.35), (count >= FEW, 1.0)):
             left, wide, high = edges[:-1][here], width[here], accuracy[here]
-            axes.bar(
+            bars = axes.bar(
                 left, high, wide, align="edge", color=colour(index), alpha=0.5 * alpha, linewidth=0
             )
+            for bar, number in zip(bars, count[here], strict=True):
+                end = bar.get_x() + bar.get_width()
+                told = f"{label}: confidence {bar.get_x():.2f} to {end:.2f}, "
+                d.title(bar, told + f"accuracy {bar.get_height():.3f} of {number} examples")
             axes.hlines(high, left, left + wide, color=colour(index), alpha=alpha, linewidth=2)
         axes.plot([0, 1], [0, 1], color=INK, linewidth=0.9, dashes=(3, 3), zorder=4)
         axes.set(xlim=(0, 1), ylim=(0, 1.01))

@@ -85,7 +85,7 @@ def definitions(pairs: Iterable[tuple[str, str]], kind: str = "") -> str:
 def table(content: Table, brief: bool = False) -> str:
     """A table of numbers with its legend; ``brief`` leaves out what the first table explains."""
     body = "".join(_row(row, content) for row in content.rows)
-    made = f"<table>{_head(content.columns)}<tbody>{body}</tbody></table>"
+    made = f'<table class="sortable">{_head(content.columns)}<tbody>{body}</tbody></table>'
     return scroll(made, content.title) + legend(content, brief)
 
 
@@ -115,12 +115,18 @@ def _head(columns: Sequence[Column]) -> str:
         above = f'<tr class="parts"><td class="first"></td>{cells}</tr>'
     starts = _starts(columns)
     below = "".join(
-        f'<th scope="col"{_class("start" if c.key in starts else "")} title="{esc(_tip(c))}">'
+        f'<th scope="col"{_class("start" if c.key in starts else "")} title="{esc(_tip(c))}"'
+        f' data-first="{_first(c)}">'
         f"{esc(c.info.title)}"
         f'<span class="arrow">{esc(f"{c.info.unit} {c.info.arrow}".strip())}</span></th>'
         for c in columns
     )
     return f'<thead>{above}<tr><th class="first" scope="col">Method</th>{below}</tr></thead>'
+
+
+def _first(column: Column) -> str:
+    """Which way a column is sorted first, so that the best is above."""
+    return "down" if column.info.direction == "higher" else "up"
 
 
 def _tip(column: Column) -> str:
@@ -158,7 +164,13 @@ def _cell(cell: Cell, column: Column, n: int, kind: str, spreads: bool) -> str:
         text += f'<span class="below">of {len(cell.values)} runs</span>'
     if cell.reference is not None:
         text += f'<span class="below">paper {esc(column.info.format(cell.reference))}</span>'
-    return f"<td{_class(kind)}>{text}</td>"
+    value = "" if cell.mean is None else repr(_sorted_by(cell.mean, column))
+    return f'<td{_class(kind)} data-v="{value}">{text}</td>'
+
+
+def _sorted_by(mean: float, column: Column) -> float:
+    """The number that a column is sorted by: with a target, the distance to it."""
+    return mean if column.info.target is None else column.info.badness(mean)
 
 
 def _starts(columns: Sequence[Column]) -> set[str]:

@@ -43,7 +43,7 @@ def differences(groups: Sequence[Group]) -> str:
         texts = "".join(f'<td class="text">{esc(text)}</td>' for text in cells)
         first = name(group.label, group.index)
         rows += f'<tr><th scope="row" class="first">{first}</th>{texts}</tr>'
-    made = f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+    made = f"<table class='sortable'><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
     return scroll(made, "Settings of each method")
 
 
