@@ -84,6 +84,11 @@ def test_marks(key: str, values: list[Any], expected: list[str]) -> None:
         ([0.95, 0.94, 0.90], [None, None, None], ["best", "second", ""]),  # no noise is known
         ([0.95, 0.94, 0.936], [0.001, 0.002, 0.002], ["best", "second", "second"]),
         ([0.95, 0.94], [0.01, 0.01], ["", ""]),
+        (
+            [0.95, 0.94, 0.93],
+            [0.002, 0.002, 0.02],
+            ["best", "second", "second"],
+        ),  # no prize for noise
         ([0.95, None, 0.90], [0.001, 9.0, 0.001], ["best", "", ""]),
     ],
 )

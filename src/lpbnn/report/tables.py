@@ -15,9 +15,9 @@ from lpbnn.report.runs import Group
 
 Mark = Literal["", "best", "second"]
 RULE = (
-    "best is the row with the best mean, together with all rows whose mean ± standard deviation over seeds "
-    "overlaps its own; second best likewise among the rest. A single run has the median deviation of its "
-    "column; where no row has several seeds, the digits shown decide."
+    "best is the row with the best mean, with the rows that follow it in the order of their means as long as "
+    "mean ± standard deviation over seeds overlaps its own; second best likewise among the rest. A single run "
+    "has the median deviation of its column; where no row has several seeds, the digits shown decide."
 )
 
 
@@ -280,11 +280,18 @@ def marks(
 
 
 def _within_noise(ends: Mapping[int, tuple[float, float]]) -> set[int]:
-    """The row of the least badness and all whose interval overlaps its own."""
-    if not ends:
-        return set()
-    least, spread = min(ends.values())
-    return {row for row, (bad, own) in ends.items() if bad - least <= own + spread + 1e-9}
+    """The row of the least badness and those that follow until one's interval does not overlap its own.
+
+    A noisy row below a separated one is left out: otherwise noise would be rewarded.
+    """
+    order = sorted(ends, key=lambda row: ends[row])
+    found: set[int] = set()
+    for row in order:
+        (least, spread), (bad, own) = ends[order[0]], ends[row]
+        if bad - least > own + spread + 1e-9:
+            break
+        found.add(row)
+    return found
 
 
 def _as_shown(value: float, info: MetricInfo) -> float:
