@@ -78,7 +78,7 @@ def test_an_old_record_shows_the_usual_score_and_no_other(make: Make, tmp_path: 
     assert curves[0].share[24] == pytest.approx(counts[25:].sum() / counts.sum())
     assert score_curves(own, "photos") is None
     page = write_report([make("mcp"), make("duq")], tmp_path / "r.html").read_text("utf-8")
-    assert "Not shown: DUQ (not measured)" in page.partition('id="detection"')[2]
+    assert "Not shown: DUQ (not stored)" in page.partition('id="detection"')[2]
 
 
 def test_the_two_distributions_are_drawn_over_the_whole_panel() -> None:

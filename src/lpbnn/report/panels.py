@@ -223,12 +223,13 @@ def _panels(
         return ""
     parts, missing = [], []
     for group in groups:
+        cell = Cell.of(group.values(*(where or ("test",)), key))
         if group.label in drawn:
-            cell = Cell.of(group.values(*(where or ("test",)), key))
             number = f"{METRICS[key].title} {cell.text(METRICS[key])[0]}"
             parts.append(html.panel(group.label, group.index, drawn[group.label], number))
         else:
-            missing.append(f"{group.label} ({'diverged' if group.diverged else 'not measured'})")
+            why = "not stored" if cell.values else "not measured"
+            missing.append(f"{group.label} ({'diverged' if group.diverged else why})")
     note = f"Not shown: {', '.join(missing)}." if missing else ""
     return html.panels(parts, kind) + (f'<p class="warning">{html.esc(note)}</p>' if note else "")
 
