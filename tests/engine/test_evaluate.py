@@ -218,6 +218,18 @@ class Pixels(nn.Module):
         return -((x - torch.arange(3.0).view(3, 1, 1)) ** 2)
 
 
+def test_the_training_points_of_a_curve_are_kept(make: Make) -> None:
+    for name, expected in (("cubic", True), ("diabetes", False)):  # one input, ten inputs
+        splits = data.load(name)
+        config = make("mcp", data=name, backbone="mlp")
+        _, arrays = evaluate(trained(config, splits), splits, config)
+        assert ("train/inputs" in arrays) == expected
+        if expected:
+            inputs, targets = splits.train[:]
+            np.testing.assert_array_equal(arrays["train/inputs"], inputs)
+            np.testing.assert_array_equal(arrays["train/targets"], targets)
+
+
 def test_segmentation_finds_strange_pixels(make: Make) -> None:
     labels = torch.randint(0, 3, (6, 12, 10))
     labels[:, :2] = 255

@@ -200,7 +200,7 @@ def make(tmp_path: Path) -> Make:
 def regression(make: Make) -> Make:
     """The same for a curve of one input."""
 
-    def write(method: str, inputs: int = 1, **changes: Any) -> Path:
+    def write(method: str, inputs: int = 1, known: DataInfo | None = None, **changes: Any) -> Path:
         random = np.random.default_rng(len(method))
         found: dict[str, np.ndarray] = {}
         for where in ("test", "ood/outside"):
@@ -212,7 +212,7 @@ def regression(make: Make) -> Make:
                 f"{where}/{name}": part.astype(np.float32)
                 for name, part in zip(names, parts, strict=True)
             }
-        known = info(
+        known = known or info(
             "regression", "cubic", shape=(inputs,), mean=(0.0,) * inputs, std=(1.0,) * inputs
         )
         numbers = {

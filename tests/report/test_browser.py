@@ -70,6 +70,33 @@ def test_the_page_in_a_browser(browser: Any, report: Path) -> None:
         context.close()
 
 
+def test_tables_sort_and_navigation_stays(browser: Any, report: Path) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    page.goto(report.as_uri())
+    head = page.locator("table.sortable").first.locator("thead tr").last.locator("th").nth(1)
+
+    def column() -> list[float]:
+        cells = "[...document.querySelector('table.sortable').tBodies[0].rows].map(r => r.cells[1])"
+        return [float(v) for v in page.evaluate(f"{cells}.map(c => c.dataset.v)") if v]
+
+    written = column()
+    head.click()
+    assert column() == sorted(written, reverse=True)  # accuracy: the best first
+    head.press("Enter")
+    assert column() == sorted(written)
+    head.click()
+    assert column() == written
+    page.evaluate("window.scrollTo(0, document.body.scrollHeight / 2)")
+    assert page.evaluate("document.querySelector('nav').getBoundingClientRect().top") == 0
+    page.locator("nav a").nth(4).click()
+    page.wait_for_timeout(900)  # the page scrolls smoothly
+    below = page.evaluate(
+        "document.querySelector(location.hash).getBoundingClientRect().top"
+        " - document.querySelector('nav').getBoundingClientRect().bottom"
+    )
+    assert below >= 0
+
+
 # Text of a drawing that lies outside the window, and is not in a box that scrolls.
 _CLIPPED = """[...document.querySelectorAll('svg text')]
     .filter(t => !t.closest('.scroll'))

@@ -8,9 +8,11 @@ import pytest
 
 from lpbnn.report import figures, maps, pictures
 from lpbnn.report.bars import member_bars
+from lpbnn.report.colours import COLOURS
 from lpbnn.report.page import style
-from lpbnn.report.regression import Predicted, observed
-from lpbnn.report.svg import COLOURS, INK, colour, drawing
+from lpbnn.report.regression import Predicted, observed, parity
+from lpbnn.report.svg import INK, colour, drawing
+from lpbnn.report.tradeoffs import Point, chart, limits
 
 # Machado et al. 2009: what people without the long or the medium cones see, in linear RGB.
 PROTAN = ((0.152, 1.053, -0.205), (0.115, 0.786, 0.099), (-0.004, -0.048, 1.052))
@@ -35,7 +37,7 @@ def oklab(rgb: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("theme", [0, 1])
-def test_twelve_methods_can_be_told_apart_by_the_colour_blind(theme: int) -> None:
+def test_all_methods_can_be_told_apart_by_the_colour_blind(theme: int) -> None:
     methods = palette(theme, *(f"m{i}" for i in range(COLOURS)))
     for seen in (np.eye(3), np.array(PROTAN), np.array(DEUTAN)):
         lab = oklab(methods @ seen.T)
@@ -127,7 +129,10 @@ def test_members_of_one_cell_are_one_small_outline() -> None:
     members = np.random.default_rng(0).dirichlet(np.ones(10), 16)
     svg = member_bars(members, list("0123456789"), 3, 2, "LP-BNN: <3>")
     assert svg.count("var(--m2)") == 1
-    assert svg.count("z") == 160  # a closed bar each
+    assert (
+        svg.count("z") == 80
+    )  # a closed bar each, of eight members: sixteen rows would be hairlines
+    assert [f"member {i} of 16:" in svg for i in (1, 2, 3, 16)] == [True, False, True, True]
     assert len(svg) < 7_000
     assert '<text x="34.2" y="71" class="true">3</text>' in svg
     assert 'aria-label="LP-BNN: &lt;3&gt;"' in svg
@@ -148,6 +153,37 @@ def test_intervals_of_a_gaussian_hold_what_they_say() -> None:
     spread = np.full(size, 3.0)
     test = Predicted(random.normal(1, 5, size), np.ones(size), spread, np.full(size, 4.0))
     assert np.abs(observed(test) - np.linspace(0.05, 0.95, 19)).max() < 0.01
+
+
+def test_error_bars_are_drawn_whole() -> None:
+    low, high = limits([93.0, 94.0, 95.0], [0.1, 0.1, 2.0])
+    assert low < 93
+    assert high > 97
+    line = figures.Line("MCP", 1, np.arange(3), np.array([0.5, 0.4, 0.3]), np.full(3, 0.2))
+    assert figures._range([line], 1, percent=False)[1] > 0.7
+    test = Predicted(np.arange(9.0), np.arange(9.0), np.full(9, 5.0), np.zeros(9))
+    svg = parity(test, 0, "MCP")
+    ends = np.array(re.findall(r"M ?[1-9][\d.]* ([\d.-]+) ?L ?[\d.]+ ([\d.-]+)", svg), float)
+    assert len(ends) >= 9
+    assert ends.min() >= 8
+    assert ends.max() <= 158  # the frame of the axes, in pixels
+
+
+def test_threads_to_names_are_no_error_bars() -> None:
+    drawn = chart([Point("a", 0, 90, 0.1, 1, 0.01), Point("b", 1, 91, 0.2, 1, 0.01)], "ECE ↓")
+    dotted = re.findall(r"stroke-dasharray:[^;]*;[^\"]*stroke:var\(--(\w+)\)", drawn)
+    assert dotted == ["muted", "muted"]
+    assert "a: accuracy 90.00 ± 1.00 %, ECE ↓ 0.1000 ± 0.0100" in drawn
+
+
+def test_inputs_that_correlate_stand_together() -> None:
+    random = np.random.default_rng(0)
+    block = np.kron(np.eye(4), np.full((6, 6), 0.8)) + 0.2 * np.eye(24)
+    place = random.permutation(24)
+    order = pictures.similar_first(block[place][:, place])
+    groups = place[order] // 6
+    assert (np.diff(groups) != 0).sum() == 3  # each block once
+    assert pictures.strongest(block) == 1.0
 
 
 def test_pictures_are_small_and_keep_their_values() -> None:

@@ -89,7 +89,8 @@ def test_figures_are_kept_of_the_first_seed(make: Make, ledger: Path, tmp_path: 
     page = write_report(files, tmp_path / "report.html").read_text()
     assert "What the members say" in page
     assert "the drawings show those with predictions" in page
-    assert f"content(&quot;{first.name}.json&quot;)" in page
+    assert f"content(&#x27;{ledger.resolve() / first.name}.json&#x27;)" in page
+    assert f"{ledger.resolve() / first.name}-again&#x27;" in page
     (ledger / f"{first.name}.npz").write_bytes(b"PK")
     with pytest.raises(RunError, match=r"is damaged.*Fix: keep the run again"):
         _ = Run.read(files[0]).arrays

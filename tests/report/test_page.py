@@ -1,12 +1,17 @@
 """The page: what it holds, what it leaves out, and that nothing in a run's names gets to act."""
 
+import base64
+import hashlib
 import re
 from html.parser import HTMLParser
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
+import pytest
 from report.conftest import METHODS, Make, arrays, examples, info
 
+from lpbnn.engine.rundir import RunDir
 from lpbnn.report import PaperTable, write_report
 
 EVIL = "</title></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
@@ -53,6 +58,17 @@ def read(path: Path) -> Reader:
     return Reader(path.read_text("utf-8"))
 
 
+def own_script(page: str) -> bool:
+    """True if the page has one script, the package's, and its policy lets no other one run."""
+    (script,) = re.findall(r"<script[^>]*>(.*?)</script>", page, re.S)
+    tags = [attrs for tag, attrs in Reader(page).tags if tag == "script"]
+    packaged = resources.files("lpbnn.report").joinpath("page.js").read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(packaged.encode()).digest()).decode()
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
+    allowed = [part.strip() for part in policy.split(";") if "script" in part]
+    return script == packaged and tags == [{}] and allowed == [f"script-src 'sha256-{digest}'"]
+
+
 def test_everything_a_run_has_is_on_the_page(make: Make, tmp_path: Path) -> None:
     runs = [make("lpbnn", 0), make("lpbnn", 1), make("mcp"), make("ensemble")]
     reference = PaperTable("A paper, Table 1", {"lpbnn": {"accuracy": 0.9502}})
@@ -84,11 +100,12 @@ def test_the_page_needs_nothing_but_itself(make: Make, tmp_path: Path) -> None:
     path = write_report([make("lpbnn"), make("mcp")], tmp_path / "report.html")
     text = path.read_text("utf-8")
     for tag, attrs in read(path).tags:
-        assert tag not in ("script", "iframe", "object", "embed", "base", "form")
+        assert tag not in ("iframe", "object", "embed", "base", "form")
         assert not any(name.startswith("on") for name in attrs)
         for name in ("src", "href"):
             if (value := attrs.get(name)) is not None:
                 assert value.startswith(("#", "data:")), value
+    assert own_script(text)
     assert "://" not in text
     assert not re.search(r"@import|url\((?!#)", text)
     ids = re.findall(r' id="([^"]+)"', text)
@@ -115,7 +132,7 @@ def test_names_are_text(make: Make, tmp_path: Path) -> None:
     reference = PaperTable(EVIL, {"mcp": {"ece": 0.1}})
     path = write_report(runs, tmp_path / "report.html", EVIL, reference)
     page = read(path)
-    assert {tag for tag, _ in page.tags}.isdisjoint({"script"})
+    assert own_script(path.read_text("utf-8"))
     assert all(not any(n.startswith("on") for n in attrs) for _, attrs in page.tags)
     assert all((a.get("src") or "").startswith("data:") for t, a in page.tags if t == "img")
     for section in ("", "comparison", "settings", "posterior"):
@@ -205,8 +222,94 @@ def test_data_sets_have_a_part_each_and_methods_one_colour(
     page = read(path)
     assert {"d0-comparison", "d0-members", "d1-comparison", "d1-curves"} <= set(page.sections)
     colours = re.findall(r"--c:var\((--m\d+)\)\"></i><span>([^<]+)<", path.read_text("utf-8"))
-    assert {name: c for c, name in colours} == {"MCP": "--m0", "LP-BNN": "--m1", "TRADI": "--m2"}
+    assert {name: c for c, name in colours} == {"MCP": "--m1", "LP-BNN": "--m0", "TRADI": "--m8"}
     assert len(set(colours)) == 3
+
+
+def test_a_method_has_its_colour_whatever_else_is_on_the_page(make: Make, tmp_path: Path) -> None:
+    def chips(*runs: Path) -> dict[str, str]:
+        text = write_report(runs, tmp_path / "report.html").read_text("utf-8")
+        found = re.findall(
+            r'class="(chip[^"]*)" style="--c:var\((--m\d+)\)"></i><span>([^<]+)<', text
+        )
+        return {name: f"{kind} {colour}" for kind, colour, name in found}
+
+    made = {method: make(method) for method in METHODS}
+    all_of_them = chips(*made.values())
+    assert len(set(all_of_them.values())) == len(METHODS)
+    assert all_of_them["LP-BNN"] == "chip --m0"
+    for method, path in made.items():
+        ((name, colour),) = chips(path).items()
+        assert all_of_them[name] == colour, method
+    eight = make("lpbnn", folder="eight", options={"members": 8})
+    assert list(chips(made["lpbnn"], eight).values()) == ["chip --m0", "chip v1 --m0"]
+    own = chips(make("my-own"))
+    assert chips(made["mcp"], make("my-own"))["my-own"] == own["my-own"]
+    assert own["my-own"] not in all_of_them.values()
+
+
+def test_only_options_that_are_no_defaults_are_listed(make: Make, tmp_path: Path) -> None:
+    runs = [make("mcp"), make("lpbnn", options={"log_variance": -1.0, "members": 4})]
+    settings = read(write_report(runs, tmp_path / "report.html")).text["settings"]
+    assert "Options other than the defaults" in settings
+    assert "log_variance=-1" in settings
+    assert "members=4" not in settings
+
+
+def test_the_snippet_names_the_folder_of_the_run(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run from the folder in which the page was written, it finds the run."""
+    run = make("mcp")
+    monkeypatch.chdir(tmp_path.parent)
+    page = read(write_report([run], tmp_path / "report.html"))
+    shown = run.relative_to(tmp_path.parent).as_posix()
+    assert f"run(RunDir('{shown}').config(), '{shown}-again')" in page.text["settings"]
+    assert RunDir(shown).config().method == "mcp"
+    monkeypatch.chdir(run)
+    page = read(write_report(["."], tmp_path / "report.html"))
+    assert f"'{run}-again')" in page.text["settings"]
+
+
+def test_the_matrix_of_the_posterior_has_axes_and_a_scale(make: Make, tmp_path: Path) -> None:
+    found = arrays(np.random.default_rng(0), 4, latent=True)
+    found["posterior/correlation"] = np.full((24, 24), 0.15) + 0.85 * np.eye(24)
+    text = read(write_report([make("lpbnn", with_arrays=found)], tmp_path / "r.html")).text
+    assert text["posterior"].count("1inputs, ordered24") == 2
+    assert "−0.2+0.2" in text["posterior"]
+
+
+def test_training_points_are_in_the_panel_of_a_curve(regression: Make, tmp_path: Path) -> None:
+    path = regression("lpbnn")
+    found = RunDir(path).arrays()
+    x = np.linspace(-4, 4, 20, dtype=np.float32)[:, None]
+    with_points = regression("mcp", with_arrays={**found, "train/inputs": x, "train/targets": x**3})
+    text = write_report([path, with_points], tmp_path / "r.html").read_text("utf-8")
+    assert text.count("<title>20 training points</title>") == 1
+    assert "Large dots are the training points" in text
+    alone = write_report([path], tmp_path / "r.html").read_text("utf-8")
+    assert "training points" not in alone
+
+
+def test_marks_tell_their_numbers_where_the_pointer_rests(make: Make, tmp_path: Path) -> None:
+    runs = [
+        make("mcp"),
+        make("lpbnn", test={"accuracy": 0.91, "nll": 0.2, "brier": 0.1, "ece": 0.02}),
+    ]
+    text = write_report(runs, tmp_path / "r.html").read_text("utf-8")
+    titles = re.findall(r"<title>([^<]*)</title>", text)
+    assert "LP-BNN: accuracy 91.00 %, ECE ↓ 0.0200" in titles
+    for start in ("member 4 of 4: ", "LP-BNN, Accuracy, % ↑: clean: 91, ", "MCP, test: quartiles"):
+        assert any(title.startswith(start) for title in titles), start
+    assert any(re.match(r"MCP: confidence 0\.\d+ to .* examples", title) for title in titles)
+
+
+def test_cells_carry_the_numbers_they_are_sorted_by(regression: Make, tmp_path: Path) -> None:
+    page = read(write_report([regression("lpbnn"), regression("mcp")], tmp_path / "r.html"))
+    heads = {a["data-first"] for t, a in page.tags if t == "th" and "data-first" in a}
+    assert heads == {"up", "down"}
+    values = [float(a["data-v"]) for t, a in page.tags if t == "td" and a.get("data-v")]
+    assert pytest.approx(0.02) in values  # coverage .93: its distance from .95
 
 
 def test_the_same_runs_give_the_same_page(make: Make, tmp_path: Path) -> None:

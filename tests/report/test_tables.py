@@ -74,6 +74,50 @@ def test_marks(key: str, values: list[Any], expected: list[str]) -> None:
     assert marks(values, METRICS[key]) == expected
 
 
+@pytest.mark.parametrize(
+    ("values", "spreads", "expected"),
+    [
+        ([0.95, 0.94, 0.90], [0.002, 0.002, 0.002], ["best", "second", ""]),
+        ([0.95, 0.94, 0.90], [0.006, 0.005, 0.002], ["best", "best", "second"]),  # they overlap
+        ([0.95, 0.94, 0.90], [0.05, 0.05, 0.05], ["", "", ""]),  # nobody is better
+        ([0.95, 0.94, 0.90], [None, 0.006, 0.006], ["best", "best", "second"]),  # median deviation
+        ([0.95, 0.94, 0.90], [None, None, None], ["best", "second", ""]),  # no noise is known
+        ([0.95, 0.94, 0.936], [0.001, 0.002, 0.002], ["best", "second", "second"]),
+        ([0.95, 0.94], [0.01, 0.01], ["", ""]),
+        (
+            [0.95, 0.94, 0.93],
+            [0.002, 0.002, 0.02],
+            ["best", "second", "second"],
+        ),  # no prize for noise
+        ([0.95, None, 0.90], [0.001, 9.0, 0.001], ["best", "", ""]),
+    ],
+)
+def test_best_is_awarded_outside_the_noise_only(
+    values: list[Any], spreads: list[Any], expected: list[str]
+) -> None:
+    assert marks(values, METRICS["accuracy"], spreads) == expected
+
+
+def test_a_best_mean_within_the_noise_shares_its_mark(make: Make) -> None:
+    seeds = {"lpbnn": (0.02, 0.04), "mcp": (0.025, 0.045), "tradi": (0.2, 0.21)}
+    runs = [
+        make(method, seed, test={**TEST, "ece": value})
+        for method, values in seeds.items()
+        for seed, value in enumerate(values)
+    ]
+    table = comparison(runs)
+    assert {label: cell.mark for label, cell in column(table, "ece").items()} == {
+        **{"LP-BNN": "best", "MCP": "best"},
+        "TRADI": "second",
+    }
+
+
+def test_unequal_numbers_of_predictions_are_named(make: Make) -> None:
+    (note,) = [n for n in comparison([make("lpbnn"), make("mcp")]).notes if "differ in" in n]
+    assert "number of predictions that are averaged (1: MCP; 4: LP-BNN)" in note
+    assert not any("differ in" in n for n in comparison([make("lpbnn"), make("mimo")]).notes)
+
+
 def test_runs_without_the_number_do_not_count(make: Make) -> None:
     runs = [
         make("mcp", 0, test={**TEST, "ece": math.nan}),  # the file has null

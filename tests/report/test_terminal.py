@@ -57,15 +57,15 @@ def test_marks_and_seeds_can_be_read_without_colour(make: Make) -> None:
     runs = [
         make("mcp", 0, test={**test, "ece": 0.01}),
         make("mcp", 1, test={**test, "ece": 0.03}),
-        make("duq", test={**test, "ece": 0.04}),
+        make("duq", test={**test, "ece": 0.06}),
         make("tradi", test={**test, "ece": 0.05}, diverged=4),
-        make("edl", test={**test, "ece": 0.06}),
+        make("edl", test={**test, "ece": 0.12}),
     ]
     text = printed(comparison(runs), 200, no_color=True, force_terminal=False)
     lines = {line.split()[0]: line for line in text.splitlines() if line.split()}
     assert "n=2" in lines["MCP"]
     assert "0.0200 ±0.0141 ●" in lines["MCP"]
-    assert "0.0400         ○" in lines["DUQ"]  # the means stand below each other
+    assert "0.0600         ○" in lines["DUQ"]  # the means stand below each other
     assert "diverged in epoch 4" in text
     assert "● best, ○ second best" in text
     assert "\x1b" not in text

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 KEPT_NUMBERS = 20_000_000  # of a (N, C) table of probabilities; a larger one is not stored
+KEPT_POINTS = 1000  # training examples of a curve that a figure can show
 TIMED_IMAGES, TIMED_PIXELS = 256, 2**23
 
 
@@ -130,7 +131,7 @@ def _add_ood(
 def _test_arrays(test: Tally, splits: Splits) -> Arrays:
     if isinstance(test, RegressionTally):
         scores = {"test/scores": _numpy(test.scores)}
-        return scores | _curves(test, splits.test, "test")
+        return scores | _curves(test, splits.test, "test") | _training_points(splits.train)
     arrays: Arrays = {
         "histogram/edges": np.linspace(0, 1, HISTOGRAM_BINS + 1),
         "histogram/test": _numpy(test.histogram),
@@ -145,6 +146,16 @@ def _test_arrays(test: Tally, splits: Splits) -> Arrays:
         if test.keep:
             arrays["test/probs"] = _numpy(torch.cat(test.rows("probs")))
     return arrays
+
+
+def _training_points(data: Examples) -> Arrays:
+    """What a curve was fitted to: the training set of one input, of a few examples."""
+    if len(data) > KEPT_POINTS:
+        return {}
+    inputs, targets = data[:]
+    if inputs.numel() != len(data):
+        return {}
+    return {"train/inputs": _numpy(inputs), "train/targets": _numpy(targets)}
 
 
 def _curves(tally: Tally, data: Examples, where: str) -> Arrays:

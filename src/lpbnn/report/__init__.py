@@ -13,6 +13,7 @@ quantities  the numbers that are not scores, with their units
 contents    which tables there are: comparison, severities, diversity, uncertainty, cost
 terminal    a table in the terminal
 html        a table, and everything else, in HTML
+colours     the colour of every method
 svg         matplotlib's drawings as SVG that follows the page's colours
 figures     the drawings of classification; ``regression``: those of regression
 panels      the parts of the page that are figures

@@ -4,33 +4,42 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lpbnn.report.html import COLOURS, esc
+from lpbnn.report.colours import COLOURS
+from lpbnn.report.html import esc
 
 WIDTH, HEIGHT = 96, 60  # pixels, of all members together
 SIDE, AIR = 2, 2  # beside the bars, and between two members
+MOST = 8  # members: rows of more would be hairlines
 LONG = 2  # letters: longer names of classes are turned
 
 
 def member_bars(
     members: np.ndarray, names: Sequence[str], truth: int | None, index: int, label: str
 ) -> str:
-    """Each member's probabilities of the classes (S, C): a row of bars per member.
+    """Each member's probabilities of the classes (S, C): a row of bars per member, of ``MOST`` at most.
 
     >>> svg = member_bars(np.array([[0.25, 0.75], [1.0, 0.0]]), ["a", "b"], 0, 3, "LP-BNN: a")
     >>> svg.count("<path"), svg.count("z"), svg.count('class="true"')
-    (2, 4, 1)
+    (3, 4, 1)
     """
-    number, classes = members.shape
+    shown = np.linspace(0, len(members) - 1, min(len(members), MOST)).round().astype(int)
+    number, classes = len(shown), members.shape[1]
     turned = max(map(len, names), default=0) > LONG
     row, step = HEIGHT / number, (WIDTH - 2 * SIDE) / classes
     tall = row - min(AIR, row / 4)
     places = SIDE + step * (np.arange(classes) + 0.5)
     bars, lines = "", ""
-    for member, values in enumerate(members):
-        foot = SIDE + row * (member + 1)
+    for at, member in enumerate(shown):
+        values = np.nan_to_num(members[member])
+        foot = SIDE + row * (at + 1)
         lines += f"M{SIDE} {foot:.1f}H{WIDTH - SIDE}"
-        for place, value in zip(places, np.nan_to_num(values), strict=True):
-            bars += f"M{place - 0.4 * step:.1f} {foot:.1f}v{-value * tall:.1f}h{0.8 * step:.1f}V{foot:.1f}z"
+        outline = "".join(
+            f"M{place - 0.4 * step:.1f} {foot:.1f}v{-value * tall:.1f}h{0.8 * step:.1f}V{foot:.1f}z"
+            for place, value in zip(places, values, strict=True)
+        )
+        best = int(values.argmax())
+        told = f"member {member + 1} of {len(members)}: {names[best]} {values[best]:.2f}"
+        bars += f'<path d="{outline}"><title>{esc(told)}</title></path>'
     texts = ""
     for at, (place, name) in enumerate(zip(places, names, strict=True)):
         kind = ' class="true"' if at == truth else ""
@@ -42,5 +51,5 @@ def member_bars(
     return (
         f'<svg class="bars{" turned" * turned}" viewBox="0 0 {WIDTH} {high}" role="img" '
         f'aria-label="{esc(label)}"><path class="feet" d="{lines}"/>'
-        f'<path style="fill:var(--m{index % COLOURS})" d="{bars}"/>{texts}</svg>'
+        f'<g style="fill:var(--m{index % COLOURS})">{bars}</g>{texts}</svg>'
     )

@@ -1,5 +1,6 @@
 """Which tables a report has: the comparison, severities, diversity, uncertainty, cost."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +8,8 @@ from pathlib import Path
 from lpbnn.engine.rundir import RunDir
 from lpbnn.engine.turns import were_alone
 from lpbnn.metrics.info import METRICS
-from lpbnn.report.quantities import COSTS, UNCERTAINTY
+from lpbnn.report.entries import score_meaning
+from lpbnn.report.quantities import COSTS, DEVIATIONS, UNCERTAINTY
 from lpbnn.report.runs import BASELINE, Group, Run, by_data, counted, grouped, read_runs
 from lpbnn.report.tables import Cell, Column, PaperTable, Table, build
 
@@ -98,12 +100,15 @@ def diversity(groups: Sequence[Group], reference: PaperTable | None = None) -> T
 def uncertainty(groups: Sequence[Group]) -> Table:
     """Mean uncertainty and its two parts, on what was trained for and on what was not."""
     columns, cells = [], {group.label: {} for group in groups}
+    regression = groups[0].runs[0].data.task == "regression"
     for name in measured_on(groups, "uncertainty"):
-        for key, info in UNCERTAINTY.items():
+        for key, info in (DEVIATIONS if regression else UNCERTAINTY).items():
             part = name if name == "test" else _set_title(name)
             columns.append(Column(f"{name}/{key}", info, part, marked=False))
             for group in groups:
                 values = group.values("uncertainty", name, key)
+                if regression:
+                    values = [_deviation(run, v) for run, v in zip(group.runs, values, strict=True)]
                 cells[group.label][f"{name}/{key}"] = Cell.of(values)
     return build("Uncertainty and its parts", columns, groups, cells)
 
@@ -123,6 +128,11 @@ def cost(groups: Sequence[Group]) -> Table:
                     numbers[key] = replace(cell, relative=cell.mean / base_mean)
         notes.append(f"×: relative to {base.label}.")
     return build("Cost", columns, groups, cells, notes)
+
+
+def _deviation(run: Run, variance: float | None) -> float | None:
+    """A variance of the standardised target as a deviation in the target's own unit."""
+    return None if variance is None else run.data.target_std * math.sqrt(max(variance, 0.0))
 
 
 def _costs(group: Group, key: str) -> list[float | None]:
@@ -174,6 +184,13 @@ def _fairness_notes(groups: Sequence[Group]) -> list[str]:
         values = dict.fromkeys(str(group.settings.get(name)) for group in groups)
         if len(values) > 1:
             differing.append(f"{name.replace('_', ' ')} ({', '.join(values)})")
+    predictions: dict[int, list[str]] = {}
+    for group in groups:
+        for number in dict.fromkeys(n for n in group.values("cost", "members") if n):
+            predictions.setdefault(number, []).append(group.label)
+    if len(predictions) > 1:
+        told = "; ".join(f"{n}: {', '.join(predictions[n])}" for n in sorted(predictions))
+        differing.append(f"the number of predictions that are averaged ({told})")
     return [f"The rows differ in {', '.join(differing)}."] if differing else []
 
 
@@ -181,10 +198,16 @@ def _score_notes(groups: Sequence[Group]) -> list[str]:
     """By what strange inputs are told: methods may have a measure of their own."""
     if not measured_on(groups, "ood"):
         return []
-    own = {g.label: g.settings.get("method_options.score", "confidence") for g in groups}
-    others = [f"{label} ({score})" for label, score in own.items() if score != "confidence"]
-    usual = "Out-of-distribution score: 1 - the largest probability of the mean prediction"
+    task = groups[0].runs[0].data.task
+    usual = f"Out-of-distribution score: {score_meaning(task, 'confidence')}"
+    others = [f"{g.label} ({score})" for g in groups if (score := own_score(g)) is not None]
     return [f"{usual}{'; its own has ' * bool(others)}{', '.join(others)}."]
+
+
+def own_score(group: Group) -> str | None:
+    """Return the name of the method's own out-of-distribution score; None for the usual one."""
+    score = group.settings.get("method_options.score", "confidence")
+    return None if score == "confidence" or group.runs[0].data.task == "regression" else score
 
 
 def _corruption_notes(groups: Sequence[Group]) -> list[str]:

@@ -32,7 +32,9 @@ from lpbnn.report import maps
 
 FORMAT = 1
 RESULTS_FORMAT = 1  # of results.json
-FIGURES = ("examples/", "reliability/", "histogram/", "posterior/")
+FIGURES = ("examples/", "reliability/", "histogram/", "posterior/", "quantiles/")
+SCORES = "/scores"  # arrays of a run: test/scores, ood/NAME/scores; their quantiles are kept
+QUANTILES = 201
 LARGEST = 2**18  # bytes of one array
 THUMBNAIL = 160  # pixels: the widest map of a street scene that is kept
 PARTS = ("ledger", "run", "sessions", "config", "data", "conventions", "results")
@@ -71,10 +73,16 @@ def arrays(path: Path) -> dict[str, np.ndarray]:
 
 def figure_bytes(path: Path) -> bytes | None:
     """The small arrays of a run, as a file; None where it has none."""
+    stored = arrays(path)
     found = {
         name: kept
-        for name, array in arrays(path).items()
+        for name, array in stored.items()
         if name.startswith(FIGURES) and (kept := _thumbnail(name, array)) is not None
+    }
+    found |= {
+        f"quantiles/{name.removesuffix(SCORES)}": score_quantiles(array)
+        for name, array in stored.items()
+        if name.endswith(SCORES) and array.ndim == 1 and array.size
     }
     if not found:
         return None
@@ -99,6 +107,27 @@ def _thumbnail(name: str, array: np.ndarray) -> np.ndarray | None:
             step = max(float(np.abs(array).max()), 1e-6) / 255
             array = (np.round(array.astype(np.float32) / step) * step).astype(np.float16)
     return array if array.nbytes <= LARGEST else None
+
+
+def score_meaning(task: str, own: str) -> str:
+    """Return what the out-of-distribution score is, by the task and the method's option ``score``.
+
+    >>> score_meaning("regression", "confidence"), score_meaning("classification", "kernel")
+    ('the predicted variance', "the method's own: kernel")
+    """
+    if task == "regression":
+        return "the predicted variance"
+    usual = "1 - the largest probability of the mean prediction"
+    return usual if own == "confidence" else f"the method's own: {own}"
+
+
+def score_quantiles(scores: np.ndarray) -> np.ndarray:
+    """Return ``QUANTILES`` evenly spaced quantiles, from the least to the largest score.
+
+    >>> score_quantiles(np.arange(1001.0))[[0, 100, 200]].tolist()
+    [0.0, 500.0, 1000.0]
+    """
+    return np.quantile(scores.astype(np.float64), np.linspace(0, 1, QUANTILES)).astype(np.float32)
 
 
 def is_entry(path: Path) -> bool:
@@ -159,9 +188,9 @@ def _conventions(results: Entry, config: Mapping[str, Any]) -> dict[str, str]:
     keys = {key for part in parts if part for key in part}
     found = {key: info.convention for key, info in METRICS.items() if key in keys}
     if results.get("ood"):
-        own = config["method_options"].get("score", "confidence")
-        usual = "1 - the largest probability of the mean prediction"
-        found["score"] = usual if own == "confidence" else f"the method's own: {own}"
+        found["score"] = score_meaning(
+            str(results.get("task")), config["method_options"].get("score", "confidence")
+        )
     return found
 
 

@@ -1,11 +1,12 @@
 """The diagrams of classification, each of one method or of all: numbers in, inline SVG out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
 
+from lpbnn.report.colours import dashes, marker
 from lpbnn.report.svg import INK, LINE, MUTED, colour, drawing
 
 FEW = 10  # examples of a bin: fewer say little, and their bar is pale
@@ -21,9 +22,13 @@ def reliability(
         axes = d.axes(26, 16, 170, 130)
         for here, alpha in (((count > 0) & (count < FEW), 0.35), (count >= FEW, 1.0)):
             left, wide, high = edges[:-1][here], width[here], accuracy[here]
-            axes.bar(
+            bars = axes.bar(
                 left, high, wide, align="edge", color=colour(index), alpha=0.5 * alpha, linewidth=0
             )
+            for bar, number in zip(bars, count[here], strict=True):
+                end = bar.get_x() + bar.get_width()
+                told = f"{label}: confidence {bar.get_x():.2f} to {end:.2f}, "
+                d.title(bar, told + f"accuracy {bar.get_height():.3f} of {number} examples")
             axes.hlines(high, left, left + wide, color=colour(index), alpha=alpha, linewidth=2)
         axes.plot([0, 1], [0, 1], color=INK, linewidth=0.9, dashes=(3, 3), zorder=4)
         axes.set(xlim=(0, 1), ylim=(0, 1.01))
@@ -51,6 +56,11 @@ class Line:
     trained: bool = True
     """Whether it trained to its end: a diverged one does not decide what range is shown."""
 
+    @property
+    def band(self) -> np.ndarray:
+        """The spread, 0 where it is not known."""
+        return np.nan_to_num(self.std)
+
 
 @dataclass(frozen=True)
 class Mark:
@@ -77,10 +87,12 @@ def severities(lines: Sequence[Line], what: str, percent: bool) -> str:
             shown = {
                 "color": colour(line.index),
                 "linewidth": 1.8,
-                "marker": "o",
+                "linestyle": dashes(line.index),
+                "marker": marker(line.index),
                 "markersize": 3.2,
             }
-            axes.plot(line.x, line.mean * factor, **shown)
+            (drawn,) = axes.plot(line.x, line.mean * factor, **shown)
+            d.title(drawn, _told(line, what, factor))
         ticks = sorted({float(x) for line in lines for x in line.x})
         axes.set_xticks(ticks, ["clean" if t == 0 else f"{t:g}" for t in ticks])
         axes.set_xlabel("severity", labelpad=2)
@@ -99,21 +111,96 @@ def severities(lines: Sequence[Line], what: str, percent: bool) -> str:
     return d.svg
 
 
-def confidences(
-    edges: np.ndarray, inside: np.ndarray, outside: np.ndarray, index: int, label: str
+@dataclass(frozen=True)
+class Cumulative:
+    """The share of examples whose score is at most ``x``; both arrays are in ascending order."""
+
+    x: np.ndarray
+    share: np.ndarray
+
+    @classmethod
+    def of(cls, *scores: np.ndarray) -> "Cumulative":
+        """Pool the scores, or the evenly spaced quantiles, of several seeds.
+
+        >>> Cumulative.of(np.array([3.0, 1.0]), np.array([2.0, 4.0])).share
+        array([0.25, 0.5 , 0.75, 1.  ])
+        """
+        x = np.sort(np.concatenate(scores).astype(np.float64))
+        return cls(x, np.arange(1, len(x) + 1) / len(x))
+
+    @classmethod
+    def of_confidences(cls, edges: np.ndarray, counts: np.ndarray) -> "Cumulative":
+        """Turn a histogram of the confidence into the distribution of 1 - confidence.
+
+        >>> flipped = Cumulative.of_confidences(np.array([0, 0.5, 1]), np.array([1, 3]))
+        >>> flipped.x.tolist(), flipped.share.tolist()
+        ([0.5, 1.0], [0.75, 1.0])
+        """
+        return cls(1 - edges[::-1][1:], counts[::-1].cumsum() / max(1, counts.sum()))
+
+    def at(self, share: float) -> float:
+        """The score that this share of the examples does not exceed."""
+        return float(self.x[min(np.searchsorted(self.share, share), len(self.x) - 1)])
+
+    def mapped(self, change: Callable[[np.ndarray], np.ndarray]) -> "Cumulative":
+        """The distribution of an increasing function of the score."""
+        return Cumulative(change(self.x), self.share)
+
+
+@dataclass(frozen=True)
+class ScoreAxis:
+    """The axis of a score: scores outside the limits are drawn at the nearer end."""
+
+    name: str
+    low: float
+    high: float
+    log: bool = False
+
+
+def detection(
+    inside: Cumulative, outside: Cumulative, axis: ScoreAxis, index: int, label: str
 ) -> str:
-    """Where the confidences lie: filled for the test images, a line for what was never seen."""
-    with drawing(204, 118, f"Confidences of {label}") as d:
-        axes = d.axes(6, 4, 190, 86)
-        merged = (
-            2 if len(inside) % 2 == 0 else 1
-        )  # fifty bins are more than a small figure can show
-        share = [c.reshape(-1, merged).sum(1) / max(1, c.sum()) for c in (inside, outside)]
-        axes.stairs(share[0], edges[::merged], fill=True, color=colour(index), alpha=0.7)
-        axes.stairs(share[1], edges[::merged], color=INK, linewidth=1.4)
-        axes.set(xlim=(0, 1), ylim=(0, 1.03 * max(part.max() for part in share)))
-        _confidence_axis(axes)
+    """The two distributions of the score: filled for the test set, a line for what was never seen."""
+    with drawing(204, 128, f"Out-of-distribution scores of {label}: {axis.name}") as d:
+        axes = d.axes(26, 6, 170, 86)
+        axes.set_xscale("log" if axis.log else "linear")
+        for part, name in ((inside, "test"), (outside, "out of distribution")):
+            shown = (part.x >= axis.low) & (part.x <= axis.high)
+            before = float(part.share[part.x < axis.low].max(initial=0.0))
+            x = np.concatenate([[axis.low], part.x[shown], [axis.high]])
+            last = float(part.share[part.x <= axis.high].max(initial=0.0))
+            share = np.concatenate([[before], part.share[shown], [last]])
+            x, share = _thinned(x, share)
+            (line,) = axes.plot(
+                x,
+                share,
+                color=colour(index) if part is inside else INK,
+                linewidth=1.4,
+                drawstyle="steps-post",
+            )
+            if part is inside:
+                axes.fill_between(
+                    x, share, color=colour(index), alpha=0.3, linewidth=0, step="post"
+                )
+            quartiles = ", ".join(f"{part.at(q):.3g}" for q in (0.25, 0.5, 0.75))
+            d.title(line, f"{label}, {name}: quartiles of the score {quartiles}")
+        axes.set(xlim=(axis.low, axis.high), ylim=(0, 1.02))
+        axes.set_yticks(*SHARES)
+        if axis.log:
+            axes.minorticks_off()
+            axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}".replace("e-0", "e-"))
+        else:
+            axes.locator_params(axis="x", nbins=4)
+        axes.set_xlabel(axis.name, labelpad=0)
     return d.svg
+
+
+def _thinned(x: np.ndarray, share: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """At most 200 points, evenly spaced along the share, and both ends."""
+    if len(x) <= 200:
+        return x, share
+    keep = np.unique(np.linspace(0, len(x) - 1, 200).round().astype(int))
+    return x[keep], share[keep]
 
 
 def posterior(mean: np.ndarray, std: np.ndarray, index: int, label: str) -> str:
@@ -137,6 +224,15 @@ def posterior(mean: np.ndarray, std: np.ndarray, index: int, label: str) -> str:
     return d.svg
 
 
+def _told(line: Line, what: str, factor: float) -> str:
+    """The numbers of a line, as the pointer shows them."""
+    values = ", ".join(
+        f"{'clean' if x == 0 else f'{x:g}'}: {factor * mean:.4g}"
+        for x, mean in zip(line.x, line.mean, strict=True)
+    )
+    return f"{line.label}, {what}: {values}"
+
+
 def _confidence_axis(axes: Axes) -> None:
     axes.set_xticks(*SHARES)
     axes.set_yticks(())
@@ -147,8 +243,8 @@ def _confidence_axis(axes: Axes) -> None:
 def _range(lines: Sequence[Line], factor: float, percent: bool) -> tuple[float, float]:
     """All that trained, with some air, and no further than the numbers can go."""
     deciding = [line for line in lines if line.trained] or lines
-    low = min(float(np.nanmin(line.mean)) for line in deciding) * factor
-    high = max(float(np.nanmax(line.mean)) for line in deciding) * factor
+    low = min(float(np.nanmin(line.mean - line.band)) for line in deciding) * factor
+    high = max(float(np.nanmax(line.mean + line.band)) for line in deciding) * factor
     air = 0.06 * max(high - low, 0.01 * factor)
     if percent:
         return max(0, low - air), min(101, high + air)
@@ -166,15 +262,18 @@ def name_beside(axes: Axes, marks: Sequence[Mark]) -> None:
     for mark, y, place in zip(marks, heights, places, strict=True):
         if mark.x is not None:
             xs = [mark.x + 4 * across, right + 6 * across, right + 13 * across]
-            thread = {"color": colour(mark.index), "linewidth": 1, "alpha": 0.8, "clip_on": False}
-            axes.plot(xs, [y, place, place], **thread)
-        axes.text(right + 17 * across, place, mark.name, va="center", ha="left", clip_on=False)
+            # Thin, grey and dotted: a solid one in the method's colour reads as an error bar.
+            thread = {"color": MUTED, "linewidth": 0.8, "dashes": (1, 2.5), "clip_on": False}
+            axes.plot(xs, [y, place, place], zorder=1, **thread)
+        shape = {"marker": marker(mark.index), "color": colour(mark.index), "markersize": 4.5}
+        axes.plot(right + 18 * across, place, clip_on=False, **shape)
+        axes.text(right + 24 * across, place, mark.name, va="center", ha="left", clip_on=False)
     axes.set(xlim=(left, right), ylim=(low, high))
 
 
 def room_for(names: Sequence[str]) -> float:
     """Pixels to the right of a chart that ``name_beside`` needs."""
-    return 30 + 5.8 * max(map(len, names))
+    return 37 + 5.8 * max(map(len, names))
 
 
 def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:

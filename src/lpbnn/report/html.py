@@ -4,9 +4,10 @@ import html
 from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 
-from lpbnn.report.tables import Cell, Column, Row, Table
+from lpbnn.report.colours import COLOURS
+from lpbnn.report.tables import RULE, Cell, Column, Row, Table
 
-COLOURS = 12
+CHIPS = 4  # shapes of a chip in style.css
 SAID = {"best": "best", "second": "second best"}
 
 
@@ -20,8 +21,9 @@ def esc(text: object) -> str:
 
 
 def chip(index: int) -> str:
-    """The colour of a method, before its name."""
-    return f'<i class="chip" style="--c:var(--m{index % COLOURS})"></i>'
+    """The colour of a method, before its name; of further rows of one method, another shape."""
+    shape = f" v{index // COLOURS % CHIPS}" if index >= COLOURS else ""
+    return f'<i class="chip{shape}" style="--c:var(--m{index % COLOURS})"></i>'
 
 
 def name(label: str, index: int, more: str = "") -> str:
@@ -50,6 +52,16 @@ def panels(parts: Iterable[str], kind: str) -> str:
     return f'<div class="panels {kind}">{"".join(parts)}</div>'
 
 
+def matrix(image: str, size: int, top: float) -> str:
+    """A square picture of correlations with its axes, numbered from 1 to ``size``, and its scale."""
+    ends = f"<span>1</span><span>inputs, ordered</span><span>{size}</span>"
+    scale = f"<span>−{top:g}</span><i></i><span>+{top:g}</span>"
+    return (
+        f'<figure class="matrix"><div class="down">{ends}</div><div class="cells">{image}</div>'
+        f'<div class="along">{ends}</div><div class="ramp" title="correlation">{scale}</div></figure>'
+    )
+
+
 def scroll(content: str, label: str) -> str:
     """Something wide, in a box that scrolls by itself."""
     return (
@@ -73,7 +85,7 @@ def definitions(pairs: Iterable[tuple[str, str]], kind: str = "") -> str:
 def table(content: Table, brief: bool = False) -> str:
     """A table of numbers with its legend; ``brief`` leaves out what the first table explains."""
     body = "".join(_row(row, content) for row in content.rows)
-    made = f"<table>{_head(content.columns)}<tbody>{body}</tbody></table>"
+    made = f'<table class="sortable">{_head(content.columns)}<tbody>{body}</tbody></table>'
     return scroll(made, content.title) + legend(content, brief)
 
 
@@ -84,8 +96,7 @@ def legend(content: Table, brief: bool = False) -> str:
     if content.marked and not brief:
         lines.insert(
             0,
-            '<b class="best">Best</b> and <u class="second">second best</u>, as far as '
-            "the digits shown tell them apart.",
+            f'<b class="best">Best</b> and <u class="second">second best</u>: {esc(RULE)}',
         )
     notes = "".join(f"<li>{line}</li>" for line in lines)
     return definitions(pairs, "legend") + (f'<ul class="notes">{notes}</ul>' if notes else "")
@@ -104,12 +115,18 @@ def _head(columns: Sequence[Column]) -> str:
         above = f'<tr class="parts"><td class="first"></td>{cells}</tr>'
     starts = _starts(columns)
     below = "".join(
-        f'<th scope="col"{_class("start" if c.key in starts else "")} title="{esc(_tip(c))}">'
+        f'<th scope="col"{_class("start" if c.key in starts else "")} title="{esc(_tip(c))}"'
+        f' data-first="{_first(c)}">'
         f"{esc(c.info.title)}"
         f'<span class="arrow">{esc(f"{c.info.unit} {c.info.arrow}".strip())}</span></th>'
         for c in columns
     )
     return f'<thead>{above}<tr><th class="first" scope="col">Method</th>{below}</tr></thead>'
+
+
+def _first(column: Column) -> str:
+    """Which way a column is sorted first, so that the best is above."""
+    return "down" if column.info.direction == "higher" else "up"
 
 
 def _tip(column: Column) -> str:
@@ -147,7 +164,13 @@ def _cell(cell: Cell, column: Column, n: int, kind: str, spreads: bool) -> str:
         text += f'<span class="below">of {len(cell.values)} runs</span>'
     if cell.reference is not None:
         text += f'<span class="below">paper {esc(column.info.format(cell.reference))}</span>'
-    return f"<td{_class(kind)}>{text}</td>"
+    value = "" if cell.mean is None else repr(_sorted_by(cell.mean, column))
+    return f'<td{_class(kind)} data-v="{value}">{text}</td>'
+
+
+def _sorted_by(mean: float, column: Column) -> float:
+    """The number that a column is sorted by: with a target, the distance to it."""
+    return mean if column.info.target is None else column.info.badness(mean)
 
 
 def _starts(columns: Sequence[Column]) -> set[str]:

@@ -1,5 +1,7 @@
-"""One self-contained page: no script, no request, light and dark, wide and narrow."""
+"""One self-contained page: no request, one script of its own, light and dark, wide and narrow."""
 
+import base64
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib import metadata, resources
@@ -10,16 +12,17 @@ from rich.markup import escape
 
 from lpbnn.engine.files import write_atomic
 from lpbnn.engine.rundir import RunDir
+from lpbnn.report.colours import assign
 from lpbnn.report.html import esc
 from lpbnn.report.runs import Group, Run, by_data, grouped, read_runs
 from lpbnn.report.sections import Section, sections
 from lpbnn.report.tables import PaperTable
 
-# Whatever a run's names contain, the browser loads nothing and runs nothing.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+# Whatever a run's names contain, the browser loads nothing and runs nothing but the page's own script.
+POLICY = "default-src 'none'; script-src '{script}'; style-src 'unsafe-inline'; img-src data:"
 PAGE = """\
 <!DOCTYPE html>
-<html lang="en">
+<html lang="en" style="--lines:{lines}">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -34,12 +37,13 @@ PAGE = """\
 <header>
 <h1>{title}</h1>
 <p class="lead">{lead}</p>
-<nav aria-label="Parts of this report">{nav}</nav>
 </header>
+<nav aria-label="Parts of this report">{nav}</nav>
 <main>
 {main}
 </main>
 <footer>Made by lpbnn {version} from {count}.</footer>
+<script>{script}</script>
 </body>
 </html>
 """
@@ -79,8 +83,13 @@ def tell_report(
 
 def page(runs: Sequence[Run], title: str | None = None, reference: PaperTable | None = None) -> str:
     """The page as text; the same runs give the same text."""
-    colours: dict[str, int] = {}
-    chapters = {data: _coloured(grouped(part), colours) for data, part in by_data(runs).items()}
+    chapters = {data: grouped(part) for data, part in by_data(runs).items()}
+    rows = [(group.label, group.method) for groups in chapters.values() for group in groups]
+    index = assign(rows)
+    chapters = {
+        data: [replace(group, index=index[group.label]) for group in groups]
+        for data, groups in chapters.items()
+    }
     several = len(chapters) > 1
     main, nav = [], []
     for number, (data, groups) in enumerate(chapters.items()):
@@ -93,8 +102,9 @@ def page(runs: Sequence[Run], title: str | None = None, reference: PaperTable | 
         nav.append(f"<span>{f'<b>{esc(data)}</b>' * several}{links}</span>")
     first = next(iter(chapters))
     lead = _lead(chapters[first]) if not several else f"{len(chapters)} data sets."
+    script = _own("page.js")
     return PAGE.format(
-        policy=POLICY,
+        policy=POLICY.format(script=_digest(script)),
         title=esc(title or f"Uncertainty on {' and '.join(chapters)}"),
         style=style(),
         lead=lead,
@@ -102,17 +112,24 @@ def page(runs: Sequence[Run], title: str | None = None, reference: PaperTable | 
         main="\n".join(main),
         version=esc(_version()),
         count=_plural(len(runs), "run"),
+        script=script,
+        lines=len(chapters),
     )
 
 
 def style() -> str:
     """The style sheet, which says what every colour is."""
-    return resources.files("lpbnn.report").joinpath("style.css").read_text("utf-8")
+    return _own("style.css")
 
 
-def _coloured(groups: Sequence[Group], colours: dict[str, int]) -> list[Group]:
-    """One colour per method over the whole page."""
-    return [replace(g, index=colours.setdefault(g.label, len(colours))) for g in groups]
+def _own(name: str) -> str:
+    """A file of this package."""
+    return resources.files("lpbnn.report").joinpath(name).read_text("utf-8")
+
+
+def _digest(script: str) -> str:
+    """The name of a script in a policy: its hash, so that no other one runs."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
 
 
 def _lead(groups: Sequence[Group]) -> str:

@@ -70,8 +70,16 @@ COSTS: dict[str, Quantity] = {
 UNCERTAINTY: dict[str, Quantity] = {
     key: Quantity(key, key.capitalize(), "lower", convention, digits=3)
     for key, convention in (
-        ("total", "entropy of the mean prediction, in nats; in regression, its variance"),
-        ("aleatoric", "mean entropy (variance) of the members' own predictions"),
+        ("total", "entropy of the mean prediction, in nats"),
+        ("aleatoric", "mean entropy of the members' own predictions"),
         ("epistemic", "the difference of the two: what the members disagree about"),
+    )
+}
+DEVIATIONS: dict[str, Quantity] = {
+    key: Quantity(key, key.capitalize(), "lower", convention, scale=COUNT)
+    for key, convention in (
+        ("total", "root of the mean predicted variance, in the target's unit"),
+        ("aleatoric", "the same of the members' own variances"),
+        ("epistemic", "the same of the variance of their means; its square and aleatoric's add up"),
     )
 }

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import erfinv
 
-from lpbnn.report.svg import INK, LINE, MUTED, colour, drawing
+from lpbnn.report.svg import INK, LINE, MUTED, PAPER, colour, drawing
 
 WIDE = 1.96  # deviations on either side of the middle 95 %
+SHOWN = 60  # examples: more intervals than that hide each other
 LEVELS = np.linspace(0.05, 0.95, 19)
 
 
@@ -52,8 +53,12 @@ def curve(
     limits: tuple[float, float],
     index: int,
     label: str,
+    train: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> str:
-    """One input: the mean, its 95 % band, and within it the part the members disagree about."""
+    """One input: the mean, its 95 % band, and within it the part the members disagree about.
+
+    ``train`` are the inputs and targets of the training set; runs of 0.1 have not stored them.
+    """
     parts = [test, *outside]
     x = np.concatenate([p.x for p in parts if p.x is not None])
     order = np.argsort(x)
@@ -68,8 +73,14 @@ def curve(
             low, high = mean - WIDE * spread, mean + WIDE * spread
             axes.fill_between(x, low, high, color=colour(index), alpha=alpha, linewidth=0)
         step = max(1, len(x) // 120)
-        axes.plot(x[::step], targets[::step], ".", color=INK, markersize=2.5, alpha=0.5)
-        axes.plot(x, mean, color=colour(index), linewidth=1.8)
+        (dots,) = axes.plot(x[::step], targets[::step], ".", color=MUTED, markersize=2, alpha=0.6)
+        d.title(dots, "targets of the test and the outside set")
+        (line,) = axes.plot(x, mean, color=colour(index), linewidth=1.8)
+        d.title(line, f"{label}: predicted mean")
+        if train is not None:
+            look = {"color": INK, "markersize": 4.5, "markeredgecolor": PAPER, "zorder": 5}
+            (dots,) = axes.plot(train[0].reshape(-1), train[1].reshape(-1), "o", **look)
+            d.title(dots, f"{train[0].size} training points")
         if outside and test.x is not None:
             for edge in (test.x.min(), test.x.max()):
                 axes.axvline(edge, color=MUTED, linewidth=0.8, dashes=(4, 3))
@@ -86,19 +97,18 @@ def parity(test: Predicted, index: int, label: str) -> str:
         bounds = np.concatenate([test.targets, test.mean])
         low, high = float(np.min(bounds)), float(np.max(bounds))
         axes.plot([low, high], [low, high], color=MUTED, linewidth=0.8, dashes=(4, 3))
-        step = max(1, len(test.mean) // 150)
-        shown = slice(None, None, step)
+        step = max(1, len(test.mean) // SHOWN)
+        targets, mean, reach = (a[::step] for a in (test.targets, test.mean, WIDE * test.std))
         axes.vlines(
-            test.targets[shown],
-            (test.mean - WIDE * test.std)[shown],
-            (test.mean + WIDE * test.std)[shown],
-            color=colour(index),
-            alpha=0.25,
-            linewidth=1,
+            targets, mean - reach, mean + reach, color=colour(index), alpha=0.25, linewidth=1
         )
-        axes.plot(test.targets[shown], test.mean[shown], ".", color=colour(index), markersize=4)
-        air = 0.15 * (high - low)
-        axes.set(xlim=(low - air / 5, high + air / 5), ylim=(low - air, high + air))
+        (dots,) = axes.plot(targets, mean, ".", color=colour(index), markersize=4)
+        d.title(dots, f"{label}: median 95 % interval ± {float(np.median(reach)):.3g}")
+        air = 0.03 * (high - low)
+        ends = float(np.min(mean - reach)), float(np.max(mean + reach))
+        axes.set(
+            xlim=(low - air, high + air), ylim=(min(low, ends[0]) - air, max(high, ends[1]) + air)
+        )
         axes.locator_params(nbins=4)
         axes.set_xlabel("target", labelpad=0)
     return d.svg

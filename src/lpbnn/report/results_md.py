@@ -9,7 +9,7 @@ from lpbnn.engine.files import RunError
 from lpbnn.report import contents
 from lpbnn.report.ledger import ledger_folders, read_ledger
 from lpbnn.report.runs import Group, Run, by_setting, chosen, counted, described, grouped
-from lpbnn.report.tables import Column, PaperTable, Row, Table
+from lpbnn.report.tables import RULE, Column, PaperTable, Row, Table
 
 HEAD = """\
 # Results
@@ -17,7 +17,7 @@ HEAD = """\
 Made by `lpbnn results` from the JSON files in `{ledger}/`, one per run (command, commit, device, versions,
 seed, config, every number): not to be edited by hand, and a test makes it again. A number is the mean over
 the n runs of its row, ± their standard deviation (n - 1 in its denominator; none for a single run). The
-best of a column is **bold**, the second best _slanted_; rows that diverged or have
+best of a column is **bold**, the second best _slanted_: {rule} Rows that diverged or have
 not learned (less than half of the best accuracy) are not ranked. "paper" is the
 number that the paper prints for that method, in the setting told below the table: ours are often of a
 shorter schedule, a smaller network or generated corruptions, and then the two do not compare directly.
@@ -64,7 +64,7 @@ def results_markdown(ledger: str | Path, references: References) -> str:
             parts += map(_table, shown)
             parts.append(_sources(groups, where))
     said = "\n".join(f"- {_text(title)}: {_text(text)}." for title, text in meanings.items())
-    return "\n".join([HEAD.format(ledger=ledger.name, conventions=said), *parts])
+    return "\n".join([HEAD.format(ledger=ledger.name, conventions=said, rule=RULE), *parts])
 
 
 def _ordered(groups: Sequence[Group], reference: PaperTable | None) -> list[Group]:

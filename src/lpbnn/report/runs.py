@@ -1,8 +1,8 @@
-"""Run folders as the report sees them: read once, seeds gathered into groups, one colour each."""
+"""Run folders as the report sees them: read once, seeds gathered into groups, one colour per method."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any
@@ -16,6 +16,7 @@ from lpbnn.engine.config import INCIDENTAL, RunConfig
 from lpbnn.engine.files import RunError
 from lpbnn.engine.rundir import RunDir
 from lpbnn.report import entries
+from lpbnn.report.colours import assign
 from lpbnn.report.entries import Entry, content, is_entry
 
 BASELINE = "mcp"  # the plain network: what costs are relative to
@@ -122,7 +123,7 @@ class Group:
     method: str
     runs: tuple[Run, ...]
     index: int
-    """Its place among the groups, which decides its colour everywhere."""
+    """Decides its colour, marker and dashes everywhere (``report.colours``)."""
     settings: Settings
 
     @property
@@ -187,15 +188,16 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
         for origin, runs in alike.items()
     ]
     groups: list[Group] = []
-    for index, (settings, members) in enumerate(found):
+    for settings, members in found:
         name = members[0].title
         rivals = [other for other, theirs in found if theirs[0].title == name]
         telling = described(settings, varying(rivals))
         label = f"{name} ({telling})" if telling else name
         while label in (group.label for group in groups):  # what is shown of them may be the same
             label += "'"
-        groups.append(Group(label, members[0].method, tuple(members), index, settings))
-    return groups
+        groups.append(Group(label, members[0].method, tuple(members), 0, settings))
+    index = assign((group.label, group.method) for group in groups)
+    return [replace(group, index=index[group.label]) for group in groups]
 
 
 def title(method: str) -> str:

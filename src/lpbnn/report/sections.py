@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from lpbnn.report import contents, gallery, html, scenes, settings
+from lpbnn.report.bars import MOST
 from lpbnn.report.panels import (
     calibration,
     corruption,
@@ -63,9 +64,9 @@ def members(groups: Sequence[Group]) -> str:
     """The paper's figure of diversity."""
     return html.said(
         "Members should agree on test images (the same bar in every row of a cell) and disagree on "
-        "what was never seen. A cell has a row of bars per member, one bar per class; the true class "
-        "is bold; below stand the class they choose together and its probability. Of several seeds "
-        "the first is shown.",
+        f"what was never seen. A cell has a row of bars per member (of more than {MOST}, {MOST} of them), one "
+        "bar per class; the true class is bold; below stand the class they choose together and its "
+        "probability. Of several seeds the first is shown.",
         gallery.member_grid(groups),
     )
 

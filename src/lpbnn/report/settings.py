@@ -2,25 +2,25 @@
 
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from lpbnn.report.entries import is_entry
 from lpbnn.report.html import definitions, esc, name, scroll
-from lpbnn.report.runs import Group, Run, counted, described, essential, plain, varying
+from lpbnn.report.runs import Group, Run, chosen, counted, described, essential, plain, varying
 
 OPTIONS = "method_options."
 PYTHON = """\
 from lpbnn.engine.run import run
 from lpbnn.engine.rundir import RunDir
 
-run(RunDir("{folder}").config(), "{folder}-again")"""
+run(RunDir({folder!r}).config(), {again!r})"""
 KEPT = """\
 from lpbnn.engine import RunConfig
 from lpbnn.engine.run import run
 from lpbnn.report.entries import content
 
-run(RunConfig.from_data(content("{folder}.json")["config"]), "{folder}-again")"""
+run(RunConfig.from_data(content({folder!r})["config"]), {again!r})"""
 
 
 def differences(groups: Sequence[Group]) -> str:
@@ -30,21 +30,20 @@ def differences(groups: Sequence[Group]) -> str:
         for key in varying([g.settings for g in groups])
         if key not in ("method", "corruptions") and not key.startswith(OPTIONS)
     ]
-    titles = ("Method", "Seeds", "Members", "Options given", *telling)
+    titles = ("Method", "Seeds", "Members", "Options other than the defaults", *telling)
     heads = "".join(f'<th scope="col" class="text">{esc(text)}</th>' for text in titles)
     rows = ""
     for group in groups:
-        options = [key for key in essential(group.settings) if key.startswith(OPTIONS)]
         cells = [
             ", ".join(str(run.seed) for run in group.runs),
             _counted(group.values("cost", "members")) or "–",
-            described(group.settings, options) or "none",
+            described(group.settings, chosen(group.settings, group.method)) or "none",
             *(plain(group.settings.get(key)) for key in telling),
         ]
         texts = "".join(f'<td class="text">{esc(text)}</td>' for text in cells)
         first = name(group.label, group.index)
         rows += f'<tr><th scope="row" class="first">{first}</th>{texts}</tr>'
-    made = f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+    made = f"<table class='sortable'><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
     return scroll(made, "Settings of each method")
 
 
@@ -110,13 +109,20 @@ def commands(runs: Sequence[Run]) -> str:
     if trained is None:  # by lpbnn join, of other runs: their folders hold how they were trained
         return said
     kept = is_entry(trained.path)
-    folder = trained.name.replace("\\", "\\\\").replace('"', '\\"')
-    again = esc((KEPT if kept else PYTHON).format(folder=folder))
+    path = trained.path.resolve()
+    folder, again = _where(path), _where(path.with_name(f"{trained.name}-again"))
+    text = esc((KEPT if kept else PYTHON).format(folder=folder, again=again))
     where = "The file of every kept run" if kept else "Every run folder"
     return (
         f"{said}<p>{where} holds its whole config; this trains one again, to the same weights on the same "
-        f"machine:</p><pre>{again}</pre>"
+        f"machine:</p><pre>{text}</pre>"
     )
+
+
+def _where(path: Path) -> str:
+    """Return a path as it is found from the working folder; an absolute one if it lies elsewhere."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _typed(words: str, commands: Iterable[Sequence[str] | None]) -> str:

@@ -13,12 +13,14 @@ from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lpbnn.report.colours import COLOURS
+
 INK, MUTED, LINE, PAPER = "#010101", "#010102", "#010103", "#010104"
 NAMES = ("", "ink", "muted", "line", "paper")  # by the last byte of the four
-COLOURS = 12
 _STAND_IN = re.compile(r"#01(01|02)([0-9a-f]{2})")
 _NUMBER = re.compile(r"-?\d+\.\d+")
 _REFERENCE = re.compile(r'(url\(#|^#|href="#)([^")]+)')
@@ -60,6 +62,13 @@ class Drawing:
         self.width, self.height = width, height
         self.figure = Figure(figsize=(width / 72, height / 72))
         self.svg = ""
+        self.titles: dict[str, str] = {}
+
+    def title(self, artist: Artist, text: str) -> None:
+        """Let ``artist`` show ``text`` where the pointer rests on it."""
+        key = f"title{len(self.titles)}"
+        self.titles[key] = text
+        artist.set_gid(key)
 
     def axes(self, left: float, top: float, width: float, height: float) -> Axes:
         """Axes whose box is given in pixels from the upper left corner."""
@@ -87,18 +96,19 @@ def drawing(width: float, height: float, label: str) -> Iterator[Drawing]:
         yield made
         buffer = io.BytesIO()
         made.figure.savefig(buffer, format="svg", metadata={"Date": None})
-    made.svg = _inline(buffer.getvalue(), width, height, label)
+    made.svg = _inline(buffer.getvalue(), made, label)
 
 
-def _inline(source: bytes, width: float, height: float, label: str) -> str:
+def _inline(source: bytes, made: Drawing, label: str) -> str:
     """The drawing alone: no namespaces, names of its own, few digits, the page's colours."""
     root = ElementTree.fromstring(source)
     # A name in one drawing must not meet the same name in another on the page.
     prefix = "d" + hashlib.sha256(source + label.encode()).hexdigest()[:8]
     named = {name for _, name in _REFERENCE.findall(source.decode())}
-    for node in root.iter():
+    for node in list(root.iter()):
         node.tag = node.tag.rpartition("}")[2]
         node.tail = None
+        text = made.titles.get(node.get("id", ""))
         if node.tag != "text":
             node.text = None
         node.attrib = {
@@ -106,12 +116,17 @@ def _inline(source: bytes, width: float, height: float, label: str) -> str:
             for key, value in node.attrib.items()
             if key != "id" or value in named
         }
+        if text is not None:
+            title = ElementTree.Element("title")
+            title.text = text
+            node.insert(0, title)
+            node.set("class", "mark")
     root[:] = _needed(root)
     root.attrib = {
-        "viewBox": f"0 0 {width:g} {height:g}",
+        "viewBox": f"0 0 {made.width:g} {made.height:g}",
         "role": "img",
         "aria-label": label,
-        "style": f"max-width:{width:g}px",
+        "style": f"max-width:{made.width:g}px",
     }
     return ElementTree.tostring(root, encoding="unicode")
 

@@ -14,6 +14,11 @@ from lpbnn.report.quantities import Quantity
 from lpbnn.report.runs import Group
 
 Mark = Literal["", "best", "second"]
+RULE = (
+    "best is the row with the best mean, with the rows that follow it in the order of their means as long as "
+    "mean ± standard deviation over seeds overlaps its own; second best likewise among the rest. A single run "
+    "has the median deviation of its column; where no row has several seeds, the digits shown decide."
+)
 
 
 @dataclass(frozen=True)
@@ -237,27 +242,56 @@ def failed(groups: Sequence[Group]) -> set[str]:
     return {label for label, accuracy in known.items() if accuracy < max(known.values()) / 2}
 
 
-def marks(values: Sequence[float | None], info: MetricInfo) -> list[Mark]:
-    """The best and the second best, as far as the digits shown tell them apart.
+def marks(
+    values: Sequence[float | None], info: MetricInfo, spreads: Sequence[float | None] = ()
+) -> list[Mark]:
+    """Return the marks of a column by ``RULE``: all within the noise of the best share its mark.
 
-    Equal ones share their mark. Where all are equal, or there is one only, nothing is marked; the
-    second of two is not marked either.
+    Values are compared as shown. Where all are within the noise, or there is one only, nothing is marked;
+    the second of two is not marked either.
+
+    Args:
+        values: the means; None for rows that do not compete.
+        info: says which way is better.
+        spreads: the standard deviations over seeds; None for a single run. Left out: no noise.
 
     >>> from lpbnn.metrics import METRICS
     >>> marks([0.012, 0.009, None, 0.01, 0.00901], METRICS["ece"])
     ['', 'best', '', 'second', 'best']
+    >>> marks([0.93, 0.935, 0.90], METRICS["accuracy"], [0.004, 0.002, 0.01])
+    ['best', 'best', 'second']
     """
-    badness = [
-        None if v is None or not math.isfinite(v) else info.badness(_as_shown(v, info))
-        for v in values
-    ]
-    ranks = sorted({round(b, 9) for b in badness if b is not None})
-    if len(ranks) < 2:
+    known = [s for s in spreads if s is not None]
+    usual = statistics.median(known) if known else 0.0
+    ends: dict[int, tuple[float, float]] = {}  # of each row, the badness and its deviation
+    for row, value in enumerate(values):
+        if value is not None and math.isfinite(value):
+            spread = spreads[row] if spreads else 0.0
+            deviation = usual if spread is None else spread
+            ends[row] = (info.badness(_as_shown(value, info)), deviation)
+    best = _within_noise(ends)
+    if len(best) == len(ends):
         return ["" for _ in values]
-    names: dict[float, Mark] = {ranks[0]: "best"}
-    if sum(b is not None for b in badness) > 2:
-        names[ranks[1]] = "second"
-    return ["" if b is None else names.get(round(b, 9), "") for b in badness]
+    rest = {row: end for row, end in ends.items() if row not in best}
+    second = _within_noise(rest) if len(ends) > 2 else set()
+    return [
+        "best" if row in best else "second" if row in second else "" for row in range(len(values))
+    ]
+
+
+def _within_noise(ends: Mapping[int, tuple[float, float]]) -> set[int]:
+    """The row of the least badness and those that follow until one's interval does not overlap its own.
+
+    A noisy row below a separated one is left out: otherwise noise would be rewarded.
+    """
+    order = sorted(ends, key=lambda row: ends[row])
+    found: set[int] = set()
+    for row in order:
+        (least, spread), (bad, own) = ends[order[0]], ends[row]
+        if bad - least > own + spread + 1e-9:
+            break
+        found.add(row)
+    return found
 
 
 def _as_shown(value: float, info: MetricInfo) -> float:
@@ -268,9 +302,10 @@ def _marked(rows: Sequence[Row], column: Column) -> list[Row]:
     """Only methods that trained to their end, and learned, compete: who says nothing is calibrated."""
     out = [row.diverged or row.failed for row in rows]
     means = [None if o else row.cells[column.key].mean for o, row in zip(out, rows, strict=True)]
+    spreads = [None if o else row.cells[column.key].std for o, row in zip(out, rows, strict=True)]
     return [
         replace(row, cells={**row.cells, column.key: replace(row.cells[column.key], mark=mark)})
-        for row, mark in zip(rows, marks(means, column.info), strict=True)
+        for row, mark in zip(rows, marks(means, column.info, spreads), strict=True)
     ]
 
 

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from lpbnn.report.tables import Column, Row, Table
+from lpbnn.report.tables import RULE, Column, Row, Table
 
 MARKS = {"best": "●", "second": "○", "": " "}
 STYLES = {"best": "bold", "second": "underline", "": ""}
@@ -118,7 +118,7 @@ def _cell(row: Row, column: Column, table: Table, stacked: bool) -> Text:
 def _foot(table: Table) -> list[str]:
     lines = [f"{i.title} {i.arrow}".rstrip() + f": {i.convention}." for i in table.legend]
     if table.marked:
-        lines.append("● best, ○ second best, as far as the digits shown tell.")
+        lines.append(f"● best, ○ second best: {RULE}")
     return [*lines, *table.explanations()]
 
 

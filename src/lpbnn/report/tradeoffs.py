@@ -7,6 +7,7 @@ from statistics import quantiles
 
 from lpbnn.metrics.info import METRICS
 from lpbnn.report import contents, html
+from lpbnn.report.colours import marker
 from lpbnn.report.figures import Mark, name_beside, room_for
 from lpbnn.report.runs import Group
 from lpbnn.report.svg import LINE, MUTED, colour, drawing
@@ -54,7 +55,8 @@ def tradeoffs(groups: Sequence[Group]) -> str:
 
 def chart(points: Sequence[Point], what: str) -> str:
     """A number against accuracy, every point named at the right."""
-    across, up = limits([p.x for p in points]), limits([p.y for p in points])
+    across = limits([p.x for p in points], [p.dx for p in points])
+    up = limits([p.y for p in points], [p.dy for p in points])
     marks = [_mark(p, across, up) for p in points]
     beside = room_for([mark.name for mark in marks])
     height = max(230, 14 * len(points) + 70)
@@ -65,7 +67,10 @@ def chart(points: Sequence[Point], what: str) -> str:
             bars = {"color": colour(p.index), "alpha": 0.45, "linewidth": 1.6}
             axes.hlines(p.y, p.x - p.dx, p.x + p.dx, **bars)
             axes.vlines(p.x, p.y - p.dy, p.y + p.dy, **bars)
-            axes.plot(p.x, p.y, "o", color=colour(p.index), markersize=5.5)
+            (dot,) = axes.plot(
+                p.x, p.y, marker(p.index), color=colour(p.index), markersize=5.5, zorder=4
+            )
+            d.title(dot, _told(p, what))
         axes.set_xlabel("accuracy, % →", labelpad=2)
         axes.text(0, 1.03, what, transform=axes.transAxes, color=MUTED, va="bottom")
         axes.grid(color=LINE, linewidth=0.8)
@@ -76,16 +81,25 @@ def chart(points: Sequence[Point], what: str) -> str:
     return d.svg
 
 
-def limits(values: Sequence[float]) -> tuple[float, float]:
-    """The range of what lies together, with some air: one that is far off would press the others flat.
+def limits(values: Sequence[float], spreads: Sequence[float] = ()) -> tuple[float, float]:
+    """The range of what lies together with its bars: one far off would press the others flat.
 
     >>> low, high = limits([1.0, 2.0, 3.0, 2.0, 99.0])
     >>> low < 1 and 3 < high < 4
     True
+    >>> low, high = limits([1.0, 2.0], [0.5, 0.0])  # whole bars
+    >>> low < 0.5
+    True
     """
     first, _, third = quantiles(values, n=4, method="inclusive")
     reach = 3 * max(third - first, 1e-9)
-    near = [value for value in values if first - reach <= value <= third + reach]
+    bars = zip(values, spreads or [0.0] * len(values), strict=True)
+    near = [
+        end
+        for value, spread in bars
+        if first - reach <= value <= third + reach
+        for end in (value - spread, value + spread)
+    ]
     air = max(0.08 * (max(near) - min(near)), 1e-3 * max(1e-3, *map(abs, near)))
     return min(near) - air, max(near) + air
 
@@ -109,6 +123,13 @@ def shortened(label: str) -> str:
         return f" ({', '.join(told)})" if told else ""
 
     return SETTINGS.sub(values, label)
+
+
+def _told(p: Point, what: str) -> str:
+    """The numbers of a point, as the pointer shows them."""
+    across = f"{p.x:.2f}" + f" ± {p.dx:.2f}" * bool(p.dx)
+    up = f"{p.y:.4f}" + f" ± {p.dy:.4f}" * bool(p.dy)
+    return f"{p.label}: accuracy {across} %, {what} {up}"
 
 
 def _point(group: Group, path: tuple[str, ...]) -> Point | None:

@@ -1,0 +1,59 @@
+"""The colour of every method, the same on every page; rows of one method differ by marker and dashes.
+
+A row has an ``index``: the colour is ``index % COLOURS``, the place among the rows of that colour is
+``index // COLOURS``. ``style.css`` says what ``--m0`` to ``--m15`` are, once for light and once for dark.
+"""
+
+import zlib
+from collections.abc import Iterable
+
+COLOURS = 16
+# LP-BNN has the accent; the others are muted.
+FIXED = {
+    "lpbnn": 0,
+    "mcp": 1,
+    "mcdropout": 2,
+    "meanfield": 3,
+    "ensemble": 4,
+    "batchensemble": 5,
+    "rank1": 6,
+    "mimo": 7,
+    "tradi": 8,
+    "edl": 9,
+    "duq": 10,
+}
+FREE = range(len(FIXED), COLOURS)  # for methods that are not built in
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)))
+
+
+def colour_of(method: str) -> int:
+    """Return the number of a method's colour: a fixed one, or one of the free ones by its name.
+
+    >>> colour_of("lpbnn"), colour_of("my-own") == colour_of("my-own") >= len(FIXED)
+    (0, True)
+    """
+    return FIXED.get(method, FREE[zlib.crc32(method.encode()) % len(FREE)])
+
+
+def assign(rows: Iterable[tuple[str, str]], known: dict[str, int] | None = None) -> dict[str, int]:
+    """Return the index of every row, given as (label, method); ``known`` rows keep theirs.
+
+    >>> assign([("LP-BNN (4)", "lpbnn"), ("MCP", "mcp"), ("LP-BNN (8)", "lpbnn")])
+    {'LP-BNN (4)': 0, 'MCP': 1, 'LP-BNN (8)': 16}
+    """
+    found = dict(known or {})
+    for label, method in rows:
+        taken = [index for index in found.values() if index % COLOURS == colour_of(method)]
+        found.setdefault(label, colour_of(method) + COLOURS * len(taken))
+    return found
+
+
+def marker(index: int) -> str:
+    """The marker of a row: rows of one colour have different ones."""
+    return MARKERS[index // COLOURS % len(MARKERS)]
+
+
+def dashes(index: int) -> str | tuple[int, tuple[float, ...]]:
+    """The line style of a row: rows of one colour have different ones."""
+    return DASHES[index // COLOURS % len(DASHES)]
