@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lpbnn.members.rows import (
     Argument,
+    copy_tensors,
     find_masks,
     gather,
     is_batched,
@@ -167,13 +168,13 @@ def rows_are_independent(
     arguments = mask_arguments(model.networks[0])
 
     def run(own_args: Any, own_kwargs: Any) -> list[Tensor]:
+        own_args, own_kwargs = copy_tensors((own_args, own_kwargs))  # it may change them in place
         with seeded(0, None, model):
             return tree_leaves(model.outputs(*own_args, **own_kwargs))
 
     with _unchanged(model), _quiet(model, False), torch.no_grad():
         args, kwargs, rows = _few_rows(arguments, args, kwargs, run)
-        # In memory of its own: the network may change it in place.
-        whole = run(*take_examples(arguments, args, kwargs, rows, list(range(rows))))
+        whole = run(args, kwargs)
         for others in _examples_to_change(rows):
             changed = run(*_change(arguments, args, kwargs, rows, others))
             pairs = zip(whole, changed, strict=True)
@@ -305,7 +306,8 @@ def _first_difference(model: Any, paths: list[str], reference: dict[bool, _Refer
                 _recorded(model) as outputs,
             ):
                 try:
-                    result = model.run_rows(expected.probe, expected.args, expected.kwargs)
+                    call = copy_tensors((expected.args, expected.kwargs))
+                    result = model.run_rows(expected.probe, *call)
                 except torch.OutOfMemoryError:
                     raise
                 except Exception as error:
