@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from lpbnn.kernels.autograd import vmap_is_running
 from lpbnn.members.rows import (
     Argument,
     copy_tensors,
@@ -464,6 +465,8 @@ def _recorded(model: Any) -> Iterator[list[_Output]]:
             if model.is_converted(module):
 
                 def record(layer: Any, args: Any, output: Any, path: str = path) -> None:
+                    if vmap_is_running():
+                        return  # its tensors end with it
                     # The input too: a weight of zeros would hide that its rows are mixed.
                     outputs.append(_Output(f"the input of {path!r}", args[0]))
                     outputs.append(_Output(f"the output of {path!r}", output))
