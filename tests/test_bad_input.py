@@ -6,6 +6,7 @@ from networks import Mlp, ResNet, small
 from torch import nn
 
 import lpbnn
+from lpbnn.methods import names
 
 BUILD = {
     "unknown method": (
@@ -133,6 +134,16 @@ def test_a_label_that_is_no_class_is_refused(task: str, weights: list[float] | N
     message = r"labels are 0 to 2, .*3 outputs, or ignore_index=-100; got \[255\].*ignore_index="
     with pytest.raises(IndexError, match=message):
         model.loss(torch.randn(2, *shape), y)
+
+
+@pytest.mark.parametrize("method", names())
+@pytest.mark.parametrize("training", [True, False])
+def test_weights_of_examples_are_one_number_for_each(method: str, training: bool) -> None:
+    model = lpbnn.build(small(), method, num_data=10).train(training)
+    x, y = torch.randn(6, 5), torch.randint(3, (6,))
+    for weight in ([1.0] * 6, 1.0, torch.ones(6, 1), torch.ones(5), torch.ones(())):
+        with pytest.raises(ValueError, match=r"weights of examples are a tensor of shape \(6,\)"):
+            model.loss(x, y, weight)
 
 
 def test_classes_come_second() -> None:

@@ -560,3 +560,18 @@ def test_mixing_is_found_in_a_network_that_is_random_in_training() -> None:
         model.train().loss(torch.randn(6, 5), torch.randint(3, (6,)))
     assert model.execution == "loop"
     assert model.independent_rows is False
+
+
+class Vmapped(Mlp):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.vmap(super().forward)(x)
+
+
+def test_a_network_that_maps_over_its_examples_runs_members_one_by_one() -> None:
+    model = lpbnn.build(Vmapped(), "batchensemble", members=3).eval()
+    x = torch.randn(4, 5)
+    with pytest.warns(UserWarning, match=MIXES):
+        found = model(x)
+    sampled = model.sample()
+    alone = torch.stack([ordinary(model, sampled, j)(x) for j in range(3)])
+    torch.testing.assert_close(found, alone)

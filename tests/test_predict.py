@@ -598,3 +598,45 @@ def test_one_output_is_no_class(method: str) -> None:
 def test_an_odd_number_of_outputs_is_no_gaussian(method: str) -> None:
     with pytest.raises(ValueError, match="two outputs per target .*got 3"):
         predict(lpbnn.build(small(3), method, task="regression"), torch.randn(4, 5))
+
+
+class ChangesInputs(nn.Module):
+    """Changes the batch and a shared input, in place or not."""
+
+    in_place = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        x, scale = (x, scale) if self.in_place else (x.clone(), scale.clone())
+        scale.mul_(2)
+        return self.head(self.body(x.mul_(scale)).relu_())
+
+
+WAYS = [(name, {}) for name in ("lpbnn", "batchensemble", "mcdropout", "meanfield", "ensemble")]
+
+
+@pytest.mark.parametrize(
+    ("method", "options"), [*WAYS, ("tradi", {}), ("rank1", {"include": "head"})]
+)
+def test_a_network_that_changes_its_inputs_gives_every_member_the_same_ones(
+    method: str, options: dict[str, Any]
+) -> None:
+    model = lpbnn.build(ChangesInputs(), method, num_data=100, **options)
+    if method == "tradi":
+        model.after_step()
+        model.after_fit([])
+    x, scale = torch.randn(6, 4), torch.rand(1)
+    given = x.clone(), scale.clone()
+    expected = lpbnn.predict(model, (x, scale), samples=3, seed=0)
+    for net in model.networks:
+        net.in_place = True
+    for chunk in (None, 1, 4, 100):
+        found = lpbnn.predict(model, (x, scale), samples=3, seed=0, chunk=chunk)
+        torch.testing.assert_close(found.members, expected.members)
+    torch.testing.assert_close((x, scale), given)
+    if not model.stochastic:
+        torch.testing.assert_close(model.eval()(x, scale).softmax(-1), expected.members)

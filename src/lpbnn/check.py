@@ -16,8 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from lpbnn.kernels.autograd import vmap_is_running
 from lpbnn.members.rows import (
     Argument,
+    copy_tensors,
     find_masks,
     gather,
     is_batched,
@@ -167,13 +169,13 @@ def rows_are_independent(
     arguments = mask_arguments(model.networks[0])
 
     def run(own_args: Any, own_kwargs: Any) -> list[Tensor]:
+        own_args, own_kwargs = copy_tensors((own_args, own_kwargs))  # it may change them in place
         with seeded(0, None, model):
             return tree_leaves(model.outputs(*own_args, **own_kwargs))
 
     with _unchanged(model), _quiet(model, False), torch.no_grad():
         args, kwargs, rows = _few_rows(arguments, args, kwargs, run)
-        # In memory of its own: the network may change it in place.
-        whole = run(*take_examples(arguments, args, kwargs, rows, list(range(rows))))
+        whole = run(args, kwargs)
         for others in _examples_to_change(rows):
             changed = run(*_change(arguments, args, kwargs, rows, others))
             pairs = zip(whole, changed, strict=True)
@@ -305,7 +307,8 @@ def _first_difference(model: Any, paths: list[str], reference: dict[bool, _Refer
                 _recorded(model) as outputs,
             ):
                 try:
-                    result = model.run_rows(expected.probe, expected.args, expected.kwargs)
+                    call = copy_tensors((expected.args, expected.kwargs))
+                    result = model.run_rows(expected.probe, *call)
                 except torch.OutOfMemoryError:
                     raise
                 except Exception as error:
@@ -462,6 +465,8 @@ def _recorded(model: Any) -> Iterator[list[_Output]]:
             if model.is_converted(module):
 
                 def record(layer: Any, args: Any, output: Any, path: str = path) -> None:
+                    if vmap_is_running():
+                        return  # its tensors end with it
                     # The input too: a weight of zeros would hide that its rows are mixed.
                     outputs.append(_Output(f"the input of {path!r}", args[0]))
                     outputs.append(_Output(f"the output of {path!r}", output))

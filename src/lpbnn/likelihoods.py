@@ -715,10 +715,10 @@ def require_tensor(targets: object) -> None:
 
 def require_row_weights(weight: Tensor | None, batch: int) -> None:
     """Refuse weights that are not one number for each example."""
-    if weight is not None and weight.shape != (batch,):
+    if weight is not None and (not isinstance(weight, Tensor) or weight.shape != (batch,)):
+        given = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
         raise ValueError(
-            f"weights of examples are a tensor of shape ({batch},), one number for each; got "
-            f"{tuple(weight.shape)}."
+            f"weights of examples are a tensor of shape ({batch},), one number for each; got {given}."
         )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from lpbnn.likelihoods import Categorical, Likelihood, member_rows
+from lpbnn.likelihoods import Categorical, Likelihood, member_rows, require_row_weights
 
 Terms = dict[str, Tensor]
 Outputs = Any  # a tensor (S, B, ...), or a dict of such tensors for a network with several heads
@@ -83,6 +83,7 @@ class UncertainModel(nn.Module):
         self.likelihood.check_batch(x, y)
         args, kwargs = as_call(x)
         outputs = self.outputs(*args, **kwargs)
+        require_row_weights(weight, tree_leaves(outputs)[0].shape[1])
         return total(**self.likelihood.nll_terms(*member_rows(outputs, y, weight)))
 
     def passes(self, samples: int, width: int) -> Iterator[Pass]:

@@ -11,7 +11,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils._pytree import tree_leaves
 
 from lpbnn.likelihoods import Likelihood, MultiHead, Summary
-from lpbnn.members.rows import mask_arguments, take_examples
+from lpbnn.members.rows import copy_tensors, mask_arguments, take_examples
 from lpbnn.model import LossStep, UncertainModel, as_call, at_least_one, batch_size
 
 # Outputs that are summarised together, 32 MiB of float32: more than any batch of labels has.
@@ -159,7 +159,9 @@ def predict(
             model.require_independent_rows(args, kwargs)
         with seeded(seed, generator, model):
             for run in model.passes(samples, width):
-                for (part_args, part_kwargs), part in zip(calls, sums, strict=True):
+                for call, part in zip(calls, sums, strict=True):
+                    # A network may change its inputs in place, and the next pass needs them as they are.
+                    part_args, part_kwargs = copy_tensors(call)
                     # The outputs are gone before the next pass makes its own.
                     _add(part, run(*part_args, **part_kwargs))
     found = {name: merge([part[name].finish() for part in sums]) for name in heads}

@@ -25,6 +25,7 @@ from lpbnn.members.rows import (
     Argument,
     BatchMode,
     batched,
+    copy_tensors,
     expand_tree,
     find_masks,
     gather,
@@ -36,6 +37,7 @@ from lpbnn.members.rows import (
 from lpbnn.model import Outputs, Pass, UncertainModel, batch_size
 
 Execution = Literal["unchecked", "batched", "loop"]
+Call = tuple[tuple[Any, ...], dict[str, Any]]
 _CHECKING = threading.RLock()
 # Behind a shared part, several draws of the members run in one pass; the outputs of all are in memory.
 MAX_MEMBERS_PER_PASS = 16
@@ -214,14 +216,12 @@ class MemberEnsemble(UncertainModel):
             copy: give each member inputs in memory of its own: the network may change them in place.
         """
         batch, count = batch_size(args, kwargs), sampled.count
-        masks = find_masks(self.mask_arguments, args, kwargs)
         outputs = []
         for j in range(count):
             examples = member_examples(j, batch, count, mode)
-            if examples is None:
-                own = expand_tree((args, kwargs), batch, 1, masks=masks, copy=copy)
-            else:
-                own = take_examples(self.mask_arguments, args, kwargs, batch, examples)
+            own: Call = copy_tensors((args, kwargs)) if copy else (args, kwargs)
+            if examples is not None:
+                own = take_examples(self.mask_arguments, own[0], own[1], batch, examples)
             own_batch = batch if examples is None else len(examples)
             state = MemberPass(sampled.take(j, 1), [(first + j) % self.members], own_batch)
             with self.slot.use(state):

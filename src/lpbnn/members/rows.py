@@ -144,6 +144,14 @@ def expand_tree(
     return tree_map_only(Tensor, expand, tree)
 
 
+def copy_tensors(tree: Any) -> Any:
+    """Return a nested structure with its tensors in memory of their own, for code that changes them.
+
+    Parameters stay: they are learned, and a copy would be another one.
+    """
+    return tree_map_only(Tensor, lambda x: x if isinstance(x, nn.Parameter) else x.clone(), tree)
+
+
 def take_examples(
     arguments: "MaskArguments",
     args: tuple[Any, ...],

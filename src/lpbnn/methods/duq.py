@@ -39,11 +39,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lpbnn.kernels.double_backward import as_leaf, gradient_norms, run_in_one_graph
-from lpbnn.likelihoods import Categorical, at_least_float32, weighted_mean
+from lpbnn.likelihoods import (
+    Categorical,
+    at_least_float32,
+    require_row_weights,
+    weighted_mean,
+)
 from lpbnn.methods._head import find_head, remove_head
 from lpbnn.methods._labels import labels_and_weights, require_categorical
 from lpbnn.methods._wide import WideBuffers
-from lpbnn.model import Terms, UncertainModel, as_call, total
+from lpbnn.model import Terms, UncertainModel, as_call, batch_size, total
 from lpbnn.predict import evaluating
 from lpbnn.rank_one.factors import full_precision
 
@@ -169,6 +174,7 @@ class DUQ(WideBuffers, UncertainModel):
         The penalty is 0 in evaluation mode and without gradients. The batch is kept until ``after_step``.
         """
         self.likelihood.check_batch(x, y)
+        require_row_weights(weight, batch_size(*as_call(x)))
         training = self.training and torch.is_grad_enabled()
         if training:
             self._batch = (tree_map_only(Tensor, Tensor.detach, x), y, weight)

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from lpbnn.likelihoods import as_likelihood
+from lpbnn.members.rows import copy_tensors
 from lpbnn.methods.mcp import MCP
 from lpbnn.model import (
     Outputs,
@@ -95,7 +96,12 @@ class DeepEnsemble(UncertainModel):
 
     def _outputs_of(self, members: slice, *args: Any, **kwargs: Any) -> Outputs:
         batch_size(args, kwargs)
-        return stack_members([self.readout(net(*args, **kwargs)) for net in self.net[members]])
+        return stack_members([self._run(net, args, kwargs) for net in self.net[members]])
+
+    def _run(self, net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outputs:
+        """Return the outputs of one network, which may change its inputs in place: it gets copies."""
+        args, kwargs = copy_tensors((args, kwargs))
+        return self.readout(net(*args, **kwargs))
 
     def passes(self, samples: int, width: int) -> Iterator[Pass]:
         for start in range(0, self.members, width):
@@ -106,8 +112,7 @@ class DeepEnsemble(UncertainModel):
         args, kwargs = as_call(x)
         batch_size(args, kwargs)
         each = [
-            self.likelihood.nll_terms(self.readout(net(*args, **kwargs)), y, weight)
-            for net in self.net
+            self.likelihood.nll_terms(self._run(net, args, kwargs), y, weight) for net in self.net
         ]
         means = {name: torch.stack([terms[name] for terms in each]).mean() for name in each[0]}
         # The value of the mean with the gradient of the sum: see the top of the file.

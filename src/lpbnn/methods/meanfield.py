@@ -41,6 +41,7 @@ from lpbnn.convert.convert import Conversion, Filter, convert
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.likelihoods import at_least_float32
 from lpbnn.members.passes import PassSlot, replay_in_backward
+from lpbnn.members.rows import copy_tensors
 from lpbnn.methods._rank_one import annealed, check_num_data
 from lpbnn.model import (
     Outputs,
@@ -229,7 +230,9 @@ class MeanFieldBNN(UncertainModel):
         self.register_buffer("kl_weight", torch.ones((), device=device), persistent=False)
 
     def outputs(self, *args: Any, **kwargs: Any) -> Outputs:
-        return stack_members([self._run(self.draw(), args, kwargs) for _ in range(self.members)])
+        # A network may change its inputs in place: every draw gets copies.
+        draws = (self.draw() for _ in range(self.members))
+        return stack_members([self._run(draw, *copy_tensors((args, kwargs))) for draw in draws])
 
     def draw(self, flip: bool = False) -> list[Noise]:
         """Draw the weights of every layer once."""

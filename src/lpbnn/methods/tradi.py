@@ -52,6 +52,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
 from lpbnn.likelihoods import at_least_float32
+from lpbnn.members.rows import copy_tensors
 from lpbnn.methods._wide import Moments, NamedTensors, WideBuffers, buffer_name
 from lpbnn.model import (
     NotFittedWarning,
@@ -177,7 +178,9 @@ class TRADI(WideBuffers, UncertainModel):
         with nullcontext() if torch.compiler.is_compiling() else ONE_THREAD:
             for j in members:
                 tensors = {name: stacked[j] for name, stacked in drawn.items()}
-                outputs.append(self.readout(functional_call(self.net, tensors, args, kwargs)))
+                # A network may change its inputs in place: every member gets copies.
+                own = copy_tensors((args, kwargs))
+                outputs.append(self.readout(functional_call(self.net, tensors, *own)))
         return stack_members(outputs)
 
     def passes(self, samples: int, width: int) -> Iterator[Pass]:
