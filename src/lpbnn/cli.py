@@ -188,7 +188,7 @@ def experiment() -> None:
 
 
 def bench() -> None:
-    """What uncertainty costs, as ratios: lpbnn bench [NAME]; --help lists what can be measured."""
+    """The cost of each method on a network, relative to the plain network: time and memory."""
 
 
 def main(args: list[str] | None = None) -> None:
@@ -201,9 +201,9 @@ def main(args: list[str] | None = None) -> None:
             named = {name: experiments.command(name, console) for name in experiments.names()}
             _run_command(named, args[1:], "lpbnn experiment", experiment.__doc__)
         elif args[:1] == ["bench"]:
-            from lpbnn.engine.bench import command
+            from lpbnn.engine.bench import bench as measured
 
-            _run_command(command.COMMANDS, command.named(args[1:]), "lpbnn bench", command.__doc__)
+            tyro.cli(measured, prog="lpbnn bench", args=args[1:])
         else:
             commands = {**_commands(), **_continued(args)}
             _run_command(commands, args, "lpbnn", "Networks that know what they do not know.")
