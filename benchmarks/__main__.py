@@ -19,28 +19,20 @@ from benchmarks.plot import plot as draw
 from lpbnn.engine.bench import Row
 
 console = Console() if sys.stdout.isatty() else Console(width=136)
-Json = Annotated[Path | None, arg(name="json")]
+Json = Annotated[Path | None, arg(name="json", help="Write the record here, after every case.")]
+Picture = Annotated[Path | None, arg(help="Draw the cost against J here (.svg, .png, .pdf).")]
 
 
 def networks(
-    plan: Annotated[Plan, arg(name="")], json_file: Json = None, plot: Path | None = None
+    plan: Annotated[Plan, arg(name="")], json_file: Json = None, plot: Picture = None
 ) -> None:
-    """Whole networks: training step, prediction, peak memory, parameters, first step.
-
-    Args:
-        json_file: write every repeat here, after every case: a killed command loses nothing.
-        plot: draw the cost against J here (.svg, .png, .pdf).
-    """
+    """Whole networks: training step, prediction, peak memory, parameters, first step."""
     record = _measure(plan, json_file)
     _show([record], plot)
 
 
 def deeplab(plan: Annotated[Plan, arg(name="")] = DEEPLAB, json_file: Json = None) -> None:
-    """The paper's runtime table (Table 3): DeepLabv3+ at 1280x720, with its numbers beside ours.
-
-    Args:
-        json_file: write every repeat here, after every case.
-    """
+    """The paper's runtime table (Table 3): DeepLabv3+ at 1280x720, with its numbers beside ours."""
     record = _measure(plan, json_file)
     _show([record])
     for table in tables.table_3(record):
@@ -48,22 +40,14 @@ def deeplab(plan: Annotated[Plan, arg(name="")] = DEEPLAB, json_file: Json = Non
 
 
 def draws(settings: Annotated[many_draws.Draws, arg(name="")], json_file: Json = None) -> None:
-    """Many samples of every member: rows per second relative to plain inference.
-
-    Args:
-        json_file: also write the numbers here.
-    """
+    """Many samples of every member: rows per second relative to plain inference."""
     record = many_draws.measure(settings)
     records.write(record, json_file)
     console.print(tables.draws(record))
 
 
 def layers(settings: Annotated[one_layer.Layers, arg(name="")], json_file: Json = None) -> None:
-    """One convolution, forward and backward, on the CPU.
-
-    Args:
-        json_file: also write the numbers here.
-    """
+    """One convolution, forward and backward, on the CPU."""
     record = one_layer.measure(settings)
     records.write(record, json_file)
     console.print(tables.layers(record))
@@ -82,13 +66,9 @@ def flops(
 
 
 def show(
-    files: Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE")], plot: Path | None = None
+    files: Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE")], plot: Picture = None
 ) -> None:
-    """Tables of records that networks or deeplab wrote, and the plot of all of them.
-
-    Args:
-        plot: draw the cost against J here (.svg, .png, .pdf).
-    """
+    """Tables of records that networks or deeplab wrote, and the plot of all of them."""
     if not files:
         raise ValueError("no file was given. Fix: show results/bench/FILE.json")
     _show([records.read(path) for path in files], plot)

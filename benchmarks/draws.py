@@ -39,7 +39,7 @@ class Draws:
 
 def measure(settings: Draws) -> records.Record:
     """Return a record with the rows per second of plain inference and of every chunk."""
-    cuda = Setup(device=settings.device).config().device == "cuda"
+    cuda = Setup(device=settings.device).cuda
     setup = replace(
         setup_of(settings.backbone, small=not cuda),
         device="cuda" if cuda else "cpu",

@@ -2,18 +2,26 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from tyro.conf import arg
 
 from benchmarks import peers, records
 from lpbnn import backbones
 from lpbnn import methods as known_methods
-from lpbnn.engine.bench import PLAIN, Bench, Mode, Row, Setup, build_model, first_line, has_members
-from lpbnn.engine.config import Precision
+from lpbnn.engine.bench import (
+    PLAIN,
+    Bench,
+    Conditions,
+    Mode,
+    Row,
+    Setup,
+    build_model,
+    first_line,
+    has_members,
+)
 from lpbnn.model import UncertainModel
 
 METHODS = ("lpbnn", "batchensemble", "rank1", "meanfield", "ensemble")
@@ -67,7 +75,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Conditions):
     """Every backbone in every mode by every method with every number of members."""
 
     backbones: tuple[str, ...] = BACKBONES
@@ -80,27 +88,17 @@ class Plan:
     """eager; graph: the step replayed as a CUDA graph; compiled. Left out: all that the device has."""
     only: tuple[str, ...] = ()
     """Globs of which one must match BACKBONE/MODE/METHOD/J, such as '*/compiled/lpbnn/4'."""
-    predict: bool = True
-    repeats: int = 10
     seconds: float | None = None
     """Leave out the cases that would end later than this."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Precision | None = None
-    """Left out: bf16 on a GPU, 32 on a CPU."""
-    memory_budget: float = 1.0
-    """compiled: share of the activations that a training step may keep, the plain network's too."""
     size: Literal["auto", "full", "small"] = "auto"
     """small: networks and pictures for a CPU. auto: small on a CPU."""
     batch: int | None = None
     test_batch: int | None = None
     image: tuple[int, ...] = ()
     """Height and width of the pictures."""
-    options: Annotated[tuple[str, ...], arg(name="set", metavar="NAME=VALUE")] = ()
-    """Options of the methods that have them (latent=64) and of the network (backbone.dropout=0.1)."""
-    seed: int = 0
-    threads: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.seconds is not None and not self.seconds > 0:
             raise ValueError(f"seconds is {self.seconds}; expected a number above 0.")
         if len(self.image) not in (0, 2):
@@ -123,31 +121,25 @@ class Plan:
             for mode in self.all_modes():
                 self.setup(name, mode)
 
-    def cuda(self) -> bool:
-        return self.device != "cpu" and torch.cuda.is_available()
-
     def all_modes(self) -> tuple[Mode, ...]:
         return self.modes or (
-            ("eager", "graph", "compiled") if self.cuda() else ("eager", "compiled")
+            ("eager", "graph", "compiled") if self.cuda else ("eager", "compiled")
         )
 
     def setup(self, backbone: str, mode: Mode) -> Setup:
         """Return the setup of the cases that share a plain network."""
-        base = setup_of(backbone, self.size == "small" or (self.size == "auto" and not self.cuda()))
+        given = {field.name: getattr(self, field.name) for field in fields(Conditions)}
+        base = setup_of(backbone, self.size == "small" or (self.size == "auto" and not self.cuda))
+        given["options"] = (*base.options, *self.options)
+        given["predict"] = self.predict and mode != "graph"  # it is not replayed: as in eager
+        given["memory_budget"] = self.memory_budget if mode == "compiled" else 1.0
         return replace(
             base,
             input=(3, *self.image) if self.image else base.input,
             batch=self.batch or base.batch,
             test_batch=self.test_batch or base.test_batch,
             mode=mode,
-            predict=self.predict and mode != "graph",  # prediction is not replayed: as in eager
-            repeats=self.repeats,
-            device=self.device,
-            precision=self.precision,
-            memory_budget=self.memory_budget if mode == "compiled" else 1.0,
-            threads=self.threads,
-            seed=self.seed,
-            options=(*base.options, *self.options),
+            **given,
         )
 
     def groups(self) -> Iterator[list[Case]]:
@@ -209,7 +201,7 @@ def measure(
 
     A case that fails has its reason in ``failed``, one without time left is in ``skipped``.
     """
-    device = torch.device("cuda:0" if plan.cuda() else "cpu")
+    device = torch.device("cuda:0" if plan.cuda else "cpu")
     record = records.new(device, plan) | {"skipped": [], "failed": {}}
     budget = Budget(plan.seconds)
     for group in plan.groups():

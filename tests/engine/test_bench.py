@@ -80,6 +80,7 @@ def test_a_compiled_step_needs_no_eager_pass_before(monkeypatch: pytest.MonkeyPa
         ({"repeats": 1}, "repeats is 1; expected at least 2"),
         ({"threads": 0}, "threads is 0; expected at least 1"),
         ({"input": ()}, "expected a shape"),
+        ({"batch": 0}, "at least one example"),
         ({"mode": "graph"}, "needs a GPU"),
         ({"memory_budget": 1.5, "mode": "compiled"}, "memory_budget is 1.5"),
         ({"memory_budget": 0.9}, "memory_budget is 0.9 without compile"),
@@ -88,6 +89,12 @@ def test_a_compiled_step_needs_no_eager_pass_before(monkeypatch: pytest.MonkeyPa
 def test_wrong_settings(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         setup(**changes)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_a_gpu_that_is_not_there() -> None:
+    with pytest.raises(ValueError, match="finds no CUDA device"):
+        setup(device="cuda")
 
 
 def test_the_table_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:

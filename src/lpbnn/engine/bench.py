@@ -41,21 +41,10 @@ METHODS = ("lpbnn", "batchensemble", "rank1", "mcdropout", "ensemble")
 REPEAT_SECONDS, MOST_CALLS = 0.05, 50  # a repeat calls quick work as often as fits
 
 
-@dataclass(frozen=True)
-class Setup:
-    """A network, the shape of its batches, and how they are run."""
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """How a network is run and timed."""
 
-    backbone: str = "resnet18"
-    """A network of ``lpbnn ls``, or MODULE:NAME for one of your own (docs/own-data.md)."""
-    input: tuple[int, ...] = (3, 32, 32)
-    """Shape of one example: channels, height and width; or the length of a vector."""
-    classes: int = 10
-    batch: int = 128
-    test_batch: int | None = None
-    """Examples of one prediction; left out: as many as in training."""
-    mode: Mode | None = None
-    """graph: the training step replayed as a CUDA graph. compiled: by torch.compile, and replayed on a GPU.
-    Left out: what ``lpbnn train`` does, graph on a GPU and eager on a CPU."""
     predict: bool = True
     """Measure prediction too."""
     repeats: int = 10
@@ -71,29 +60,55 @@ class Setup:
     """Options of the methods that have them (latent=64) and of the network (backbone.dropout=0.1)."""
 
     def __post_init__(self) -> None:
-        for name, least in {"repeats": 2, "threads": 1, "batch": 1, "classes": 1}.items():
+        for name, least in {"repeats": 2, "threads": 1}.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected at least {least}.")
-        if not self.input or min(self.input) < 1:
-            raise ValueError(f"input is {self.input}; expected a shape such as 3 32 32.")
-        config = self.config()
-        if self.mode == "graph" and config.device == "cpu":
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("device is 'cuda', but torch finds no CUDA device. Fix: device='cpu'.")
+
+    @property
+    def cuda(self) -> bool:
+        return self.device != "cpu" and torch.cuda.is_available()
+
+
+@dataclass(frozen=True)
+class Setup(Conditions):
+    """A network, the shape of its batches, and how they are run."""
+
+    backbone: str = "resnet18"
+    """A network of ``lpbnn ls``, or MODULE:NAME for one of your own (docs/own-data.md)."""
+    input: tuple[int, ...] = (3, 32, 32)
+    """Shape of one example: channels, height and width; or the length of a vector."""
+    classes: int = 10
+    batch: int = 128
+    test_batch: int | None = None
+    """Examples of one prediction; left out: as many as in training."""
+    mode: Mode | None = None
+    """graph: the training step replayed as a CUDA graph. compiled: by torch.compile, and replayed on a GPU.
+    Left out: what ``lpbnn train`` does, graph on a GPU and eager on a CPU."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.input or min(*self.input, self.batch) < 1:
+            given = f"input is {self.input} and batch {self.batch}"
+            raise ValueError(f"{given}; expected a shape such as 3 32 32 and at least one example.")
+        self.config()  # which checks the rest
+        if self.mode == "graph" and not self.cuda:
             raise ValueError(
                 "mode 'graph' is a CUDA graph and needs a GPU. Fix: eager or compiled."
             )
 
     def config(self) -> RunConfig:
         """Return the settings with which ``lpbnn train`` would run such a step."""
-        cuda = self.device == "cuda" or (self.device == "auto" and torch.cuda.is_available())
         config = RunConfig(
             method=PLAIN,  # the model is built elsewhere
             optim=OptimConfig(lr=1e-3),  # labels are random: the loss must only stay finite
-            precision=self.precision or ("bf16" if cuda else "32"),
+            precision=self.precision or ("bf16" if self.cuda else "32"),
             compile=self.mode == "compiled",
             memory_budget=self.memory_budget,
             graph=self.mode != "eager",
-            channels_last=cuda and len(self.input) == 3,
-            device="cuda" if cuda else "cpu",
+            channels_last=self.cuda and len(self.input) == 3,
+            device="cuda" if self.cuda else "cpu",
             progress=False,
         )
         return with_options(config, self.options)
@@ -204,7 +219,7 @@ class Trial:
         count = self.setup.test_batch or self.setup.batch
         self.test_x, _ = self.setup.examples(count, self.fabric.device)
         self.predict()
-        if self.fabric.device.type == "cuda" or not compiled:
+        if self.setup.cuda or not compiled:
             with peak_memory_of(self.fabric.device) as meter:
                 self.predict()
             self.size["predict_bytes"] = meter.peak + state_bytes(self.predictor)
@@ -223,12 +238,11 @@ class Bench(ExitStack):
         super().__init__()
         self.setup, self.build = setup, build
         self.fabric = launch(setup.config())
-        self.cuda = self.fabric.device.type == "cuda"
         self.plain: Trial | None = None
 
     def __enter__(self) -> "Bench":
         device = self.fabric.device
-        self.enter_context(torch.random.fork_rng(devices=[device] if self.cuda else []))
+        self.enter_context(torch.random.fork_rng(devices=[device] if self.setup.cuda else []))
         self.enter_context(fast_convolutions(device))
         self.enter_context(set_torch_threads(self.setup.threads))
         if self.setup.mode == "compiled":
@@ -260,11 +274,11 @@ class Bench(ExitStack):
 
     def _trial(self, method: str, members: int) -> Trial:
         gc.collect()
-        if self.cuda:
+        if self.setup.cuda:
             torch.cuda.empty_cache()
         torch.manual_seed(self.setup.seed)
         # Without a GPU the memory of compiled code is not known.
-        counted = self.cuda or self.setup.mode != "compiled"
+        counted = self.setup.cuda or self.setup.mode != "compiled"
         with peak_memory_of(self.fabric.device) if counted else nullcontext() as meter:
             trial = Trial(self.setup, self.build(self.setup, method, members), self.fabric)
             trial.warm_up(meter)
