@@ -79,6 +79,7 @@ def test_a_compiled_step_needs_no_eager_pass_before(monkeypatch: pytest.MonkeyPa
     [
         ({"repeats": 1}, "repeats is 1; expected at least 2"),
         ({"threads": 0}, "threads is 0; expected at least 1"),
+        ({"backbone": "nope"}, "unknown backbone 'nope'"),
         ({"input": ()}, "expected a shape"),
         ({"batch": 0}, "at least one example"),
         ({"mode": "graph"}, "needs a GPU"),
@@ -133,6 +134,12 @@ def test_a_method_that_fails_is_told_and_the_others_go_on(
     out = capsys.readouterr().out
     assert "not measured: lpbnn: RuntimeError: out of memory\n" in out
     assert "batchensemble" in out
+
+
+def test_a_network_that_does_not_run_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "--backbone", "small-cnn", "--classes", "0", *SMALL])
+    assert "num_classes is 0" in capsys.readouterr().err
 
 
 def test_an_unknown_method_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,6 +92,7 @@ class Setup(Conditions):
         if not self.input or min(*self.input, self.batch) < 1:
             given = f"input is {self.input} and batch {self.batch}"
             raise ValueError(f"{given}; expected a shape such as 3 32 32 and at least one example.")
+        backbones.load(self.backbone)  # an unknown name is an error here
         self.config()  # which checks the rest
         if self.mode == "graph" and not self.cuda:
             raise ValueError(
@@ -345,6 +346,8 @@ def bench(
             try:
                 row = measured.measure(method, count)
             except Exception as error:  # out of memory, or a network that the method cannot convert
+                if method == PLAIN:
+                    raise
                 failed.append(f"not measured: {method}: {first_line(error)}")
                 continue
             cells = [cell(row, "parameters", 1e6), cell(row, "train", 1e-3)]
