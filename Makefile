@@ -3,13 +3,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint format clean
+.PHONY: demo test bench lint format clean
 
 demo: $(READY)
 	$(BIN)/lpbnn demo
 
 test: $(READY) lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# For example: make bench ARGS="deeplab --modes eager"; `python -m benchmarks --help` lists the rest.
+ARGS ?= networks --backbones wrn-16-4 --members 4 --modes eager
+bench: $(READY)
+	$(BIN)/python -m benchmarks $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

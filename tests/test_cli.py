@@ -476,14 +476,6 @@ def test_a_new_method_is_one_new_file(
     sys.modules.pop("lpbnn.methods.halved")
 
 
-def test_bench_prints_ratios(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lpbnn("bench", "layers", "--repeats", 2, "--json", tmp_path / "bench.json")
-    assert "LP-BNN" in capsys.readouterr().out
-    rows = json.loads((tmp_path / "bench.json").read_text())["rows"]
-    assert [row["name"] for row in rows] == ["plain", "BatchEnsemble", "LP-BNN"]
-    assert rows[0]["ratio"] == 1
-
-
 def test_keep_and_results(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

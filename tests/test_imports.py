@@ -78,7 +78,7 @@ def test_importing_lpbnn_is_light_and_silent() -> None:
 
 
 COMMANDS = ("train", "eval", "join", "compare", "report", "keep", "results", "predict", "demo")
-HELP = [["--help"], *([name, "--help"] for name in (*COMMANDS, "ls", "experiment", "bench"))]
+HELP = [["--help"], *([name, "--help"] for name in (*COMMANDS, "ls", "experiment"))]
 HELP += [["experiment", name, "--help"] for name in experiments.names()]
 
 

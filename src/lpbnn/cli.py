@@ -210,8 +210,7 @@ def predict(
 
 
 EXPERIMENT = "A table or figure of the paper: lpbnn experiment NAME; --help lists them."
-BENCH = "What uncertainty costs, as ratios: lpbnn bench [NAME]; --help lists what can be measured."
-BENCH_MODULE = "lpbnn.engine.bench.command"
+BENCH = "The cost of each method on a network, relative to the plain network: time and memory."
 
 
 def main(args: list[str] | None = None) -> None:
@@ -220,14 +219,10 @@ def main(args: list[str] | None = None) -> None:
     try:
         if args[:1] == ["experiment"]:
             _run_command(_experiments(args[1:]), args[1:], "lpbnn experiment", EXPERIMENT)
-        elif args[1:] in (["-h"], ["--help"]) and args[0] == "bench":
-            docs = source.function_docs(BENCH_MODULE, "COMMANDS")
-            listed = {name: _documented(doc) for name, doc in docs.items()}
-            _run_command(listed, args[1:], "lpbnn bench", source.doc(BENCH_MODULE))
         elif args[:1] == ["bench"]:
-            from lpbnn.engine.bench import command
+            from lpbnn.engine.bench import bench as measured
 
-            _run_command(command.COMMANDS, command.named(args[1:]), "lpbnn bench", command.__doc__)
+            tyro.cli(measured, prog="lpbnn bench", args=args[1:])
         else:
             commands = {**_commands(args), **_continued(args)}
             _run_command(commands, args, "lpbnn", "Networks that know what they do not know.")

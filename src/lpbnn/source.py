@@ -38,19 +38,6 @@ def doc(module: str) -> str:
     return ast.get_docstring(_parsed(_file(module))) or ""
 
 
-def function_docs(module: str, table: str) -> dict[str, str]:
-    """Return the docstring of each function in a module's table ``{name: function}``."""
-    tree = _parsed(_file(module))
-    docs = {
-        node.name: ast.get_docstring(node) or ""
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef)
-    }
-    found = _assigned(tree, table)
-    assert isinstance(found, ast.Dict), f"{module}.{table} is not written as a dictionary"
-    return {ast.literal_eval(k): docs[v.id] for k, v in _items(found) if isinstance(v, ast.Name)}
-
-
 def descriptions(package: str, table: str) -> dict[str, str]:
     """Return ``{name: description}`` of the tables ``{name: Entry(...)}`` in a package's files.
 

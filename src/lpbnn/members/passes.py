@@ -81,7 +81,8 @@ class MemberPass:
 
 
 class _ThreadState(threading.local):
-    current: Any = None
+    def __init__(self) -> None:
+        self.current: Any = None  # not of the class: a compiled first pass guards on the instance
 
 
 class _Replay:

@@ -1,7 +1,6 @@
-"""Layers of other libraries, measured beside ours where they can be imported; never a dependency.
+"""BatchEnsemble and LP-BNN by the layers of torch_uncertainty, where it can be imported.
 
-``torch_uncertainty`` (pip install torch-uncertainty): its BatchEnsemble and LP-BNN layers in the place of a
-network's own, trained on a split batch as ours are, with its latent loss divided by the training examples.
+They are trained on a split batch as ours are, with the latent loss divided by the training examples.
 """
 
 import importlib
@@ -12,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from lpbnn.convert.convert import convert
-from lpbnn.likelihoods import Task, as_likelihood
 from lpbnn.members.rows import expand_batch, gather
 from lpbnn.model import Terms, UncertainModel, as_call, total
 
+NUM_DATA = 50_000
 BATCHENSEMBLE, LPBNN = "torch-uncertainty-batchensemble", "torch-uncertainty-lpbnn"
 NAMES = (BATCHENSEMBLE, LPBNN)
 _MODULES = {
@@ -25,25 +24,25 @@ _MODULES = {
 
 
 def available() -> list[str]:
-    """The names of the peers whose library can be imported here."""
+    """Return the names of the peers whose library can be imported here."""
     return [name for name in NAMES if _classes(name) is not None]
 
 
-def build(name: str, net: nn.Module, members: int, task: Task, num_data: int) -> UncertainModel:
-    """``net`` with every layer replaced by the peer's."""
+def build(name: str, plain: UncertainModel, members: int) -> UncertainModel:
+    """Build the network of a plain model with every layer replaced by the peer's."""
     classes = _classes(name)
     if classes is None:
         raise ValueError(f"{name} needs torch_uncertainty. Fix: pip install torch-uncertainty.")
-    convert(net, _replacement(*classes, members))
-    return Peer(net, members, num_data, likelihood=as_likelihood(None, task))
+    convert(plain.net, _replacement(*classes, members))
+    return Peer(plain.net, members, likelihood=plain.likelihood)
 
 
 class Peer(UncertainModel):
-    """A network of a peer's layers, whose rows are members as that library lays them out."""
+    """A network of a peer's layers; its rows are ordered by member."""
 
-    def __init__(self, net: nn.Module, members: int, num_data: int, **options: Any) -> None:
+    def __init__(self, net: nn.Module, members: int, **options: Any) -> None:
         super().__init__(net, **options)
-        self.members, self.num_data = members, num_data
+        self.members = members
 
     def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
         rows = self.net(expand_batch(args[0], self.members), *args[1:], **kwargs)
@@ -57,11 +56,11 @@ class Peer(UncertainModel):
         latent = [term for term in found if isinstance(term, Tensor)]
         if not latent:
             return total(nll=nll)
-        return total(nll=nll, latent=torch.stack(latent).sum() / self.num_data)
+        return total(nll=nll, latent=torch.stack(latent).sum() / NUM_DATA)
 
     @staticmethod
     def _take(layer: nn.Module) -> Any:
-        """The loss that a pass left behind in a layer; left there it could not be copied."""
+        """Remove and return the loss that a pass left in a layer: with it the layer cannot be copied."""
         term = getattr(layer, "log_variational_posterior", None)
         if term is not None:
             layer.log_variational_posterior = None  # type: ignore[assignment]
@@ -73,7 +72,7 @@ def _classes(name: str) -> tuple[Any, Any] | None:
     try:
         found = importlib.import_module(module)
         return getattr(found, wanted[0]), getattr(found, wanted[1])
-    except Exception:  # not there, or not for this torch: whatever its reason, it has no row
+    except Exception:  # not installed, or not for this torch
         return None
 
 

@@ -1,4 +1,4 @@
-"""lpbnn bench: in turn, apart in memory, written after every case, stopped in time."""
+"""python -m benchmarks: cases of a plan, written after every one, stopped in time."""
 
 import json
 import math
@@ -9,18 +9,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
 
-from lpbnn.cli import main
+from benchmarks import networks, peers, records, tables
+from benchmarks.__main__ import main
+from benchmarks.networks import DEEPLAB, METHODS, Budget, Case, Plan, measure
 from lpbnn.engine import step
-from lpbnn.engine.bench import deeplab, peers
-from lpbnn.engine.bench.clock import Compared, Timing, interleaved, threads_of
-from lpbnn.engine.bench.memory import PeakMemory, state_bytes
-from lpbnn.engine.bench.networks import measure
-from lpbnn.engine.bench.plan import METHODS, Budget, Plan
-from lpbnn.engine.bench.record import Case, Record
-from lpbnn.engine.bench.workload import Workload
+from lpbnn.engine.bench import ratio
 
 QUICK = ("--backbones", "small-cnn", "--modes", "eager", "--repeats", "2", "--image", "8", "8")
 QUICK = (*QUICK, "--batch", "4", "--test-batch", "4", "--device", "cpu")
@@ -41,29 +36,20 @@ def quick(*methods: str, **changes: Any) -> Plan:
     return Plan(**(settings | changes))
 
 
-def names(record: Record) -> list[str]:
-    return [row.case.name for row in record.rows]
+def names(record: records.Record) -> list[str]:
+    return [Case(**row["case"]).name for row in record["rows"]]
 
 
-def test_every_repeat_times_everything_in_turn() -> None:
-    calls: list[str] = []
-    works = {name: (lambda name=name: calls.append(name)) for name in "abc"}
-    timings = interleaved(works, repeats=4, warmup=2)
-    assert calls == list("abc") * (2 + 4)
-    assert all(len(timing.times) == 4 for timing in timings.values())
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException, *methods: str) -> None:
+    """Let the models of these methods fail to be built."""
+    build = networks.build
 
+    def model(setup: Any, method: str, members: int) -> Any:
+        if method in methods:
+            raise error
+        return build(setup, method, members)
 
-def test_medians_and_ratios() -> None:
-    compared = Compared(Timing((1.0, 9.0, 2.0)), Timing((1.0, 1.0, 7.0)))
-    assert compared.ratio == 2.0
-    assert Timing((1.0, 2.0, 3.0, 4.0, 5.0)).spread == pytest.approx(2 / 3)
-
-
-def test_the_threads_are_given_back() -> None:
-    before = torch.get_num_threads()
-    with threads_of(before + 1):
-        assert torch.get_num_threads() == before + 1
-    assert torch.get_num_threads() == before
+    monkeypatch.setattr(networks, "build", model)
 
 
 def test_the_plan_puts_the_reference_first_and_keeps_the_order() -> None:
@@ -105,65 +91,38 @@ def test_a_graph_needs_a_gpu() -> None:
         measure(quick(modes=("graph",)))
 
 
-def test_what_is_measured(tmp_path: Path) -> None:
-    record = measure(quick(*METHODS, "tradi", options={"latent": 8}))
+def test_a_record_has_all_rows_and_how_they_were_made(tmp_path: Path) -> None:
+    record = measure(quick(*METHODS, "tradi", options=("latent=8",)))
     assert names(record)[0] == "small-cnn/eager/mcp/1"
-    assert len(record.rows) == 7
-    assert not record.failed
-    by_method = {row.case.method: row for row in record.rows}
-    for row in record.rows:
-        assert row.train is not None
-        assert row.predict is not None
-        assert len(row.train.own.times) == len(row.train.reference.times) == 2
-        assert row.size.train_bytes is not None
-        assert row.size.train_bytes > state_bytes(nn.Linear(1, 1))
-    assert by_method["mcp"].ratio("train") == 1
-    assert by_method["ensemble"].ratio("parameters") == 2
-    assert 1.7 < (by_method["ensemble"].ratio("train_bytes") or 0) < 2.1
-    assert 1 < (by_method["lpbnn"].ratio("train_bytes") or 0) < 2
-    record.write(tmp_path / "folder" / "bench.json")
-    assert Record.read(tmp_path / "folder" / "bench.json") == record
-    kept = json.loads((tmp_path / "folder" / "bench.json").read_text())
+    assert len(record["rows"]) == 7
+    assert not record["failed"]
+    for row in record["rows"]:
+        assert ratio(row, "train") is not None
+        assert ratio(row, "predict") is not None
+        weights = 4 * row["size"]["parameters"]
+        assert row["size"]["train_bytes"] > 2 * weights  # and gradients
+        assert row["size"]["predict_bytes"] > weights
+    path = tmp_path / "folder" / "bench.json"
+    records.write(record, path)
+    kept = records.read(path)
+    assert kept["rows"] == record["rows"]
     assert kept["settings"]["seed"] == 0
     assert {"command", "commit", "device", "versions"} <= set(kept["environment"])
-
-
-def test_memory_is_that_of_one_model_alone() -> None:
-    alone = measure(quick("lpbnn", predict=True)).rows[-1]
-    later = measure(quick("ensemble", "lpbnn", members=(8, 2))).rows[-1]
-    assert alone.case == later.case
-    assert alone.size.train_bytes == later.size.train_bytes
-    assert alone.size.predict_bytes == later.size.predict_bytes
-
-
-def test_the_generators_are_left_as_they_were() -> None:
-    state = torch.get_rng_state()
-    measure(quick("batchensemble", predict=False))
-    assert torch.equal(state, torch.get_rng_state())
+    assert "1 threads" in kept["environment"]["device"]
 
 
 def test_what_fails_is_told_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    build = Workload.model
-
-    def model(self: Workload, method: str, *args: Any) -> Any:
-        if method == "lpbnn":
-            raise RuntimeError("out of memory\nand pages more")
-        return build(self, method, *args)
-
-    monkeypatch.setattr(Workload, "model", model)
+    failing(monkeypatch, RuntimeError("out of memory\nand pages more"), "lpbnn")
     record = measure(quick("lpbnn", "batchensemble"))
-    assert record.failed == {"small-cnn/eager/lpbnn/2": "RuntimeError: out of memory"}
+    assert record["failed"] == {"small-cnn/eager/lpbnn/2": "RuntimeError: out of memory"}
     assert names(record) == ["small-cnn/eager/mcp/1", "small-cnn/eager/batchensemble/2"]
 
 
-def test_without_its_reference_a_case_has_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    def model(self: Workload, method: str, *args: Any) -> Any:
-        raise RuntimeError("nothing works")
-
-    monkeypatch.setattr(Workload, "model", model)
+def test_without_the_plain_network_a_case_has_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, RuntimeError("nothing works"), "mcp")
     record = measure(quick("lpbnn"))
-    assert list(record.failed) == ["small-cnn/eager/mcp/1", "small-cnn/eager/lpbnn/2"]
-    assert "reference" in record.failed["small-cnn/eager/lpbnn/2"]
+    assert list(record["failed"]) == ["small-cnn/eager/mcp/1", "small-cnn/eager/lpbnn/2"]
+    assert not record["rows"]
 
 
 def test_the_budget_judges_by_what_the_mode_took_before() -> None:
@@ -171,7 +130,6 @@ def test_the_budget_judges_by_what_the_mode_took_before() -> None:
     budget = Budget(100.0, clock=lambda: next(ticks))
     first, other = Case("a", "compiled", "lpbnn", 4), Case("a", "eager", "lpbnn", 4)
     assert budget.allows(first)  # at 10
-    budget.spent(Case("a", "compiled", "mcp", 1), 90.0)  # a reference is made once
     budget.spent(first, 20.0)
     assert budget.allows(first)  # 30 + 20
     assert budget.allows(other)  # 70: nothing is known of its mode
@@ -193,38 +151,31 @@ def test_the_budget_leaves_room_for_the_compiler() -> None:
 
 
 def test_no_time_no_rows_but_a_record() -> None:
-    seen: list[Record] = []
+    seen: list[records.Record] = []
     record = measure(quick("lpbnn", seconds=1e-9), lambda record, _: seen.append(record))
-    assert record.skipped == ("small-cnn/eager/mcp/1", "small-cnn/eager/lpbnn/2")
+    assert record["skipped"] == ["small-cnn/eager/mcp/1", "small-cnn/eager/lpbnn/2"]
     assert len(seen) == 2
 
 
-def test_a_killed_call_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build = Workload.model
-
-    def model(self: Workload, method: str, *args: Any) -> Any:
-        if method == "rank1":
-            raise KeyboardInterrupt
-        return build(self, method, *args)
-
-    monkeypatch.setattr(Workload, "model", model)
-    path = tmp_path / "bench.json"
-    with pytest.raises(SystemExit):
-        main(
-            ["bench", *QUICK, "--members", "2", "--methods", "lpbnn", "rank1", "--json", str(path)]
-        )
-    assert names(Record.read(path)) == ["small-cnn/eager/mcp/1", "small-cnn/eager/lpbnn/2"]
+def test_a_killed_command_keeps_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, KeyboardInterrupt(), "rank1")
+    path, choice = tmp_path / "bench.json", ("--members", "2", "--methods", "lpbnn", "rank1")
+    with pytest.raises(KeyboardInterrupt):
+        main([*QUICK, *choice, "--json", str(path)])
+    assert names(records.read(path)) == ["small-cnn/eager/mcp/1", "small-cnn/eager/lpbnn/2"]
 
 
 def test_the_command_shows_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, picture = tmp_path / "bench.json", tmp_path / "cost.svg"
     choice = ("--members", "2", "1", "--methods", "lpbnn", "--set", "latent=8")
-    main(["bench", *QUICK, *choice, "--json", str(path)])
+    main([*QUICK, *choice, "--json", str(path)])
     out = capsys.readouterr().out
     assert "LP-BNN" in out
     assert "each in turn with the plain network" in out
-    assert Record.read(path).settings["options"] == {"latent": 8}
-    main(["bench", "show", str(path), "--plot", str(picture)])
+    assert records.read(path)["settings"]["options"] == ["latent=8"]
+    main(["show", str(path), "--plot", str(picture)])
     assert "LP-BNN" in capsys.readouterr().out
     drawn = picture.read_text()
     assert "peak memory of training" in drawn
@@ -244,34 +195,33 @@ def test_a_memory_budget_is_for_every_compiled_step(
     monkeypatch.setattr(step, "compiled", compiled)
     path, choice = tmp_path / "bench.json", ("--members", "2", "--methods", "lpbnn", "--no-predict")
     modes = ("--modes", "eager", "compiled", "--memory-budget", "0.95")
-    main(["bench", *QUICK, *choice, *modes, "--json", str(path)])
+    main([*QUICK, *choice, *modes, "--json", str(path)])
     assert budgets == [0.95, 0.95]  # the plain network and the method; not those that are eager
-    record = Record.read(path)
-    assert len(record.rows) == 4
-    assert record.settings["memory_budget"] == 0.95
+    record = records.read(path)
+    assert len(record["rows"]) == 4
+    assert record["settings"]["memory_budget"] == 0.95
     assert "compiled with a memory budget of 0.95" in capsys.readouterr().out
 
 
-def test_a_strange_file_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_strange_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('{"rows": []}')
-    with pytest.raises(SystemExit):
-        main(["bench", "show", str(tmp_path / "x.json")])
-    assert "is not what lpbnn bench writes" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(SystemExit, match="is not a record of"):
+        main(["show", str(tmp_path / "x.json")])
 
 
 def test_the_papers_runtime_table(capsys: pytest.CaptureFixture[str]) -> None:
     choice = ("--methods", "lpbnn", "tradi", "--modes", "eager", "--repeats", "2")
-    main(["bench", "deeplab", *choice, "--device", "cpu", "--image", "32", "48"])
+    main(["deeplab", *choice, "--device", "cpu", "--image", "32", "48"])
     out = capsys.readouterr().out
     assert "Table 3" in out
     assert "2.71" in out  # LP-BNN's test time in the paper
-    assert set(deeplab.PAPER) == {"mcp", *deeplab.METHODS}
+    assert set(tables.TABLE_3) == {"mcp", *DEEPLAB.methods}
 
 
 def test_many_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "draws.json"
     choice = ("--backbone", "small-cnn", "--samples", "4", "--images", "2", "--device", "cpu")
-    main(["bench", "draws", *choice, "--chunks", "2", "16", "--repeats", "2", "--json", str(path)])
+    main(["draws", *choice, "--chunks", "2", "16", "--repeats", "2", "--json", str(path)])
     assert "of plain" in capsys.readouterr().out
     plain, small, large = json.loads(path.read_text())["rows"]
     assert (plain["networks"], small["networks"]) == (1, 16)
@@ -280,25 +230,26 @@ def test_many_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(math.isfinite(row["rows_per_second"]) for row in (plain, small, large))
 
 
-def test_on_paper(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["bench", "paper", "--backbones", "deeplab", "--members", "4"])
-    assert "2.594" in capsys.readouterr().out  # 1 + 3 times the decoder's share of the operations
+def test_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "layers.json"
+    main(["layers", "--repeats", "2", "--size", "4", "--json", str(path)])
+    assert "LP-BNN" in capsys.readouterr().out
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["name"] for row in rows] == ["plain", "BatchEnsemble", "LP-BNN"]
+    assert rows[0]["ratio"] == 1
 
 
-def test_alone_it_measures_networks(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["bench", "--repeats", "1"])
-    assert "repeats is 1" in capsys.readouterr().err
+def test_without_a_name_it_measures_networks() -> None:
+    with pytest.raises(SystemExit, match="repeats is 1"):
+        main(["--repeats", "1"])
 
 
-def test_peak_memory_starts_anew() -> None:
-    with PeakMemory() as meter:
-        kept = torch.zeros(16)
-        torch.zeros(1024)
-        meter.reset()
-        torch.zeros(32)
-    assert meter.peak == 4 * (16 + 32)
-    assert meter.alive == kept.untyped_storage().nbytes()
+def test_the_records_of_the_repository_are_read(capsys: pytest.CaptureFixture[str]) -> None:
+    kept = Path(__file__).parents[2] / "results" / "bench" / "wrn-28-10-members-h200.json"
+    if not kept.exists():
+        pytest.skip("results/ is not part of the source distribution")
+    main(["show", str(kept)])
+    assert "NVIDIA H200" in capsys.readouterr().out
 
 
 class _Conv(nn.Module):
@@ -336,12 +287,12 @@ def test_a_peer_has_rows_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setitem(sys.modules, path, module)
     assert peers.available() == list(peers.NAMES)
     record = measure(quick("lpbnn"))
-    assert not record.failed
-    assert {row.case.method for row in record.rows} == {"mcp", "lpbnn", *peers.NAMES}
+    assert not record["failed"]
+    assert {row["case"]["method"] for row in record["rows"]} == {"mcp", "lpbnn", *peers.NAMES}
 
 
 def test_a_peer_that_is_not_there_is_told() -> None:
     if peers.available():
         pytest.skip("torch_uncertainty is installed")
     with pytest.raises(ValueError, match="pip install torch-uncertainty"):
-        Workload("small-cnn", (8, 8)).model(peers.LPBNN, 2)
+        networks.build(networks.setup_of("small-cnn"), peers.LPBNN, 2)
