@@ -234,7 +234,10 @@ class _Reference:
     def rows_are_independent(self, rows: int) -> bool:
         """Return True if a change of some examples changes no other example's output."""
         arguments = self.model.mask_arguments
-        whole = self._seeded_outputs(self.args, self.kwargs)
+        if self.random:
+            whole = self._seeded_outputs(self.args, self.kwargs)
+        else:
+            whole = [one for one in self.members[0] if one.name == "the output"]
         for others in _examples_to_change(rows):
             call = _change(arguments, self.args, self.kwargs, rows, others)
             pairs = zip(whole, self._seeded_outputs(*call), strict=True)
