@@ -27,7 +27,7 @@ TABLES = {
     "cifar100": ("cifar100-fast",),
     "segmentation": ("camvid-anomaly-fast",),
     "stability": ("cifar10-stability", "digits-stability"),
-    "digits": ("digits-demo",),
+    "digits": ("digits-demo", "digits-variants"),
     "cifar10-settings": ("cifar10-held-out", "cifar10-tradeoff"),
     "cifar100-settings": ("cifar100-draws", "cifar100-held-out", "cifar100-tradeoff"),
 }
