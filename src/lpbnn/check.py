@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from lpbnn.convert.checks import RUNNING_NORMS
 from lpbnn.kernels.autograd import vmap_is_running
 from lpbnn.members.rows import (
     Argument,
@@ -44,13 +45,7 @@ EVAL_ONLY = (
     nn.Dropout3d,
     nn.AlphaDropout,
     nn.FeatureAlphaDropout,
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-    nn.SyncBatchNorm,
-    nn.InstanceNorm1d,
-    nn.InstanceNorm2d,
-    nn.InstanceNorm3d,
+    *RUNNING_NORMS,
 )
 
 DEPENDENT = (

@@ -25,7 +25,7 @@ Out = Annotated[Path, arg(aliases=["-o"])]
 
 
 def ls(method: Annotated[Positional[str | None], arg(metavar="METHOD")] = None) -> None:
-    """What there is: methods, backbones, data sets and experiments; of a METHOD, its options.
+    """List methods, backbones, data sets and experiments; or the options of a METHOD.
 
     Args:
         method: show the options of this method, with their defaults.

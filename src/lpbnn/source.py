@@ -186,7 +186,7 @@ def _items(written: ast.Dict) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 def _assigned(tree: ast.Module, name: str) -> ast.expr | None:
-    """What a module assigns to a name."""
+    """Return the expression that a module assigns to a name."""
     for node in tree.body:
         if isinstance(node, ast.Assign):
             targets = node.targets

@@ -32,7 +32,8 @@ class StandardisedConv2d(nn.Conv2d):
         return ((weight - mean) * torch.rsqrt(variance + 1e-10)).to(self.weight.dtype)
 
     def forward(self, input: Tensor) -> Tensor:
-        return self._conv_forward(input, self.standardised(), self.bias)
+        weight, dilation = self.standardised(), self.dilation
+        return F.conv2d(input, weight, self.bias, self.stride, self.padding, dilation, self.groups)
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,8 @@ TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 SUPPORTED: tuple[type[nn.Module], ...] = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
 NOTICEABLE = 0.1  # share of the weights above which a user is told that they are not converted
 NAMED = 3  # modules in the message
-WITHOUT_MATRICES = (
-    nn.Embedding,
-    nn.EmbeddingBag,
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.RMSNorm,
+# Norms that may keep running statistics.
+RUNNING_NORMS: tuple[type[nn.Module], ...] = (
     nn.BatchNorm1d,
     nn.BatchNorm2d,
     nn.BatchNorm3d,
@@ -28,6 +24,14 @@ WITHOUT_MATRICES = (
     nn.InstanceNorm1d,
     nn.InstanceNorm2d,
     nn.InstanceNorm3d,
+)
+WITHOUT_MATRICES = (
+    nn.Embedding,
+    nn.EmbeddingBag,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+    *RUNNING_NORMS,
 )
 _REGISTRY = frozenset(vars(nn.Module()))  # torch's own dictionaries
 

@@ -26,7 +26,7 @@ INCIDENTAL = {
     *("evaluate.corruption_root", "evaluate.frost"),  # the results say which they were
     "method_options.num_data",
 }
-# What may differ when a run is resumed: where and how fast it runs, what is shown and measured.
+# Settings that may differ when a run is resumed: where and how fast it runs, what is shown and measured.
 FREE = (
     "data_root",
     "device",

@@ -149,7 +149,7 @@ def _test_arrays(test: Tally, splits: Splits) -> Arrays:
 
 
 def _training_points(data: Examples) -> Arrays:
-    """What a curve was fitted to: the training set of one input, of a few examples."""
+    """Return the training set of a curve: one input, and few enough examples to draw."""
     if len(data) > KEPT_POINTS:
         return {}
     inputs, targets = data[:]

@@ -115,7 +115,7 @@ def presets(config: StreetConfig) -> tuple[str, ...]:
 
 
 def _finders() -> dict[str, Callable[[Path | None], object]]:
-    """What finds the folder of each published data set."""
+    """Return the functions that find the folders of the published data sets."""
     from lpbnn.data import bdd, camvid, streethazards  # imports torch: not for --help
 
     return {

@@ -9,7 +9,7 @@ from tyro.conf import arg
 
 @dataclass(frozen=True)
 class Work:
-    """What every experiment can be told about how its runs are made, or where they are."""
+    """Options of every experiment: how its runs are made, or where they are."""
 
     source: Annotated[Path | None, arg(name="from")] = None
     """Train nothing: show the runs of this folder, of a ledger (also in an archive,
