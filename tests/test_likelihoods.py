@@ -761,3 +761,14 @@ def test_member_rows_are_member_major() -> None:
     assert rows.flatten().tolist() == [0, 1, 2, 3, 4, 5]
     assert targets["a"].tolist() == [7, 8, 9, 7, 8, 9]
     assert weights.tolist() == [1, 2, 3, 1, 2, 3]
+
+
+def test_an_nll_of_a_subclass_is_used_with_and_without_weights() -> None:
+    class Doubled(Categorical):
+        def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+            return 2 * super().nll(outputs, targets)
+
+    outputs, targets = torch.randn(6, 3), torch.randint(0, 3, (6,))
+    expected = 2 * Categorical().mean_nll(outputs, targets)
+    torch.testing.assert_close(Doubled().mean_nll(outputs, targets), expected)
+    torch.testing.assert_close(Doubled().mean_nll(outputs, targets, torch.ones(6)), expected)

@@ -272,3 +272,34 @@ def test_a_lone_layer_can_be_built() -> None:
 def test_factors_must_fit_the_layer() -> None:
     with pytest.raises(ValueError, match=r"\(3, 2\) inputs and outputs"):
         RankOneLayer(nn.Linear(3, 2), FixedFactors(torch.ones(1, 2), torch.ones(1, 3)))
+
+
+def test_hooks_and_frozen_weights_of_an_attention_survive_conversion_and_undo() -> None:
+    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    attention.out_proj.requires_grad_(False)
+    calls: list[int] = []
+    attention.register_forward_hook(lambda *_: calls.append(1))
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.head = attention, nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.attention(x, x, x)[0].mean(1))
+
+    net = Net()
+    model = lpbnn.build(net, "batchensemble", check=False)
+    model(torch.randn(2, 5, 8))
+    assert len(calls) == 1
+    lpbnn.undo(model)
+    net(torch.randn(2, 5, 8))
+    assert len(calls) == 2
+    assert not net.attention.out_proj.weight.requires_grad
+    assert net.attention.in_proj_weight.requires_grad
+
+
+def test_undo_takes_the_network_out_of_a_wrapped_model() -> None:
+    net = nn.Sequential(nn.Linear(4, 3))
+    assert lpbnn.undo(lpbnn.LossStep(lpbnn.build(net, "batchensemble"))) is net
+    assert type(net[0]) is nn.Linear
