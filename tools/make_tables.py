@@ -35,7 +35,7 @@ TABLES = {
 FIGURES = ("cifar10", "cifar100", "segmentation")
 # Measurements of other kinds, one line for each file.
 LINES = {"benchmarks": "bench", "searches": "search"}
-# What a record cannot say itself: records are not edited.
+# Notes on records, which are not edited.
 NOTES = {
     "cifar100-fast/cifar100-fast-wrn-16-4-duq-0.json": (
         "the commit is older than the options: the run was made at 940a401, before DUQ had the option bce "

@@ -1,4 +1,4 @@
-"""What every method must do; a new method file is tested without being named here."""
+"""Properties of every method; a new method file is tested without being named here."""
 
 import copy
 from pathlib import Path

@@ -84,6 +84,11 @@ class MemberEnsemble(UncertainModel):
         """The paths of the modules in front of which the batch is expanded."""
         return self.points.paths
 
+    @property
+    def shares_nothing(self) -> bool:
+        """True if the whole network runs on the expanded batch."""
+        return self.expand_at == [""]
+
     def use_expansion_points(self, paths: Sequence[str]) -> None:
         """Expand the batch at other modules from now on."""
         if list(paths) != self.expand_at:
@@ -112,8 +117,7 @@ class MemberEnsemble(UncertainModel):
 
     def outputs(self, *args: Any, **kwargs: Any) -> Outputs:
         sampled = self.sample()
-        rows = self.run(sampled, args, kwargs)
-        return tree_map(lambda rows: gather(rows, sampled.count), rows)
+        return gather_outputs(self.run(sampled, args, kwargs), sampled.count)
 
     def passes(self, samples: int, width: int) -> Iterator[Pass]:
         sampled = self.sample(samples if self.stochastic else 1)
@@ -124,26 +128,21 @@ class MemberEnsemble(UncertainModel):
         """Run members of a prediction: one by one, if a batch fills the device by itself."""
         batch = batch_size(args, kwargs)
         self.ensure_checked(sampled.count, args, kwargs)
-        whole = self.expand_at == [""]
         one_by_one = sampled.count == 1 or fills_device(batched((args, kwargs), batch), FULL)
-        if self.execution == "loop" or (whole and one_by_one):
+        if self.execution == "loop" or (self.shares_nothing and one_by_one):
             rows = self.run_one_by_one(sampled, args, kwargs, first=first)
         else:
             rows = self.run_rows(sampled, args, kwargs, first=first, loops=True)
-        return tree_map(lambda rows: gather(rows, sampled.count), rows)
+        return gather_outputs(rows, sampled.count)
 
     def chunk_sizes(self, batch: int, samples: int, chunk: int | None) -> tuple[int, int]:
         members = self.members
         if chunk is None:
-            draws = (
-                min(samples, max(1, MAX_MEMBERS_PER_PASS // members)) if self.points.can_loop else 1
-            )
-            return members * draws, batch
+            most = max(1, MAX_MEMBERS_PER_PASS // members) if self.points.can_loop else 1
+            return members * min(samples, most), batch
         if batch * members <= chunk:  # room for several draws at once
             return min(members * samples, chunk // (batch * members) * members), batch
-        if self.expand_at == [
-            ""
-        ]:  # few members with all examples: each is nearer to a plain network
+        if self.shares_nothing:  # few members with all examples: each is nearer to a plain network
             return max(1, chunk // batch), min(batch, chunk)
         width = min(members, chunk)
         return width, max(1, chunk // width)
@@ -183,7 +182,7 @@ class MemberEnsemble(UncertainModel):
         loops = loops and not batched((args, kwargs), batch * count)
         masks = find_masks(self.mask_arguments, args, kwargs)
         state = MemberPass(sampled.take(0, count), members, batch, mode, loops, masks)
-        if self.expand_at == [""]:
+        if self.shares_nothing:
             args, kwargs = expand_tree((args, kwargs), batch, count, mode, masks)
         try:
             with self.slot.use(state):
@@ -233,7 +232,7 @@ class MemberEnsemble(UncertainModel):
 
     def _advice(self, error: Exception, batch: int) -> str:
         """Return what helps against an error of the network, or an empty string."""
-        return "" if self.expand_at == [""] else self.points.advice()
+        return "" if self.shares_nothing else self.points.advice()
 
     # The check at the first batch.
 
@@ -287,3 +286,8 @@ class MemberEnsemble(UncertainModel):
         self.independent_rows = found["independent_rows"]
         self._set_shared_inputs([Argument(*one) for one in found["shared_inputs"]])
         self.use_expansion_points(found["expand_at"])
+
+
+def gather_outputs(rows: Outputs, members: int) -> Outputs:
+    """Return member-major rows as (members, examples, ...), for every head of a network."""
+    return tree_map(lambda head: gather(head, members), rows)
