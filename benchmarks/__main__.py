@@ -16,7 +16,7 @@ from benchmarks import layers as one_layer
 from benchmarks import records, tables
 from benchmarks.networks import BACKBONES, DEEPLAB, Plan, measure, setup_of
 from benchmarks.plot import plot as draw
-from lpbnn.engine.bench import Row
+from lpbnn.training.bench import Row
 
 console = Console() if sys.stdout.isatty() else Console(width=136)
 Json = Annotated[Path | None, arg(name="json", help="Write the record here, after every case.")]

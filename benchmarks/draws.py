@@ -13,10 +13,10 @@ import torch
 
 from benchmarks import records
 from benchmarks.networks import setup_of
-from lpbnn.engine.bench import PLAIN, Bench, Setup, Trial, build_model, interleaved
-from lpbnn.engine.memory import peak_memory_of, state_bytes
 from lpbnn.model import UncertainModel
 from lpbnn.predict import predict
+from lpbnn.training.bench import PLAIN, Bench, Setup, Trial, build_model, interleaved
+from lpbnn.training.memory import peak_memory_of, state_bytes
 
 
 @dataclass(frozen=True)

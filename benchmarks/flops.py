@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from lpbnn.engine.bench import PLAIN, Setup, build_model
 from lpbnn.predict import predict
+from lpbnn.training.bench import PLAIN, Setup, build_model
 
 
 def train_operations(setup: Setup, method: str, members: int = 1) -> int:

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.utils.benchmark import set_torch_threads
 
 from benchmarks import records
-from lpbnn.engine.bench import interleaved
 from lpbnn.rank_one.factors import PointFactors
 from lpbnn.rank_one.layer import RankOneLayer
 from lpbnn.rank_one.vae import LatentFactors, LatentPosterior
+from lpbnn.training.bench import interleaved
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ import torch
 from benchmarks import peers, records
 from lpbnn import backbones
 from lpbnn import methods as known_methods
-from lpbnn.engine.bench import (
+from lpbnn.model import UncertainModel
+from lpbnn.training.bench import (
     PLAIN,
     Bench,
     Conditions,
@@ -22,7 +23,6 @@ from lpbnn.engine.bench import (
     first_line,
     has_members,
 )
-from lpbnn.model import UncertainModel
 
 METHODS = ("lpbnn", "batchensemble", "rank1", "meanfield", "ensemble")
 BACKBONES = ("wrn-28-10", "wrn-16-4", "resnet18", "deeplab")

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.records import Record
 from benchmarks.tables import NAMES, ordered
-from lpbnn.engine.bench import PLAIN, Row, ratio
+from lpbnn.training.bench import PLAIN, Row, ratio
 
 COSTS = {
     "train": "training step",

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils.benchmark import set_torch_threads
 
-from lpbnn.engine.environment import environment
-from lpbnn.engine.files import RunError, read_json, write_json
+from lpbnn.training.environment import environment
+from lpbnn.training.files import RunError, read_json, write_json
 
 Record = dict[str, Any]
 FORMAT = 1

@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from benchmarks.records import Record
-from lpbnn.engine.bench import Row, Setup, cell, ratio
+from lpbnn.training.bench import Row, Setup, cell, ratio
 
 NAMES = {
     "mcp": "plain",

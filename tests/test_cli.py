@@ -14,7 +14,7 @@ from PIL import Image
 
 from lpbnn import backbones, cli, data, methods, predict, source
 from lpbnn.data.images import read_images
-from lpbnn.engine.run import load_run
+from lpbnn.training.run import load_run
 
 FAST = ["--method", "mcp", "--backbone", "mlp", "--epochs", "2", "--device", "cpu", "--no-progress"]
 FAST += ["--evaluate.examples", "1"]

@@ -15,10 +15,10 @@ from rich.console import Console
 
 from lpbnn import data, experiments
 from lpbnn.data import Splits
-from lpbnn.engine import EvalConfig, RunConfig
-from lpbnn.engine.build import build_model, load_data
 from lpbnn.experiments import _cifar, _suite, demo, diversity, stability, table1, table2, tradeoff
 from lpbnn.experiments._suite import run_all
+from lpbnn.training import EvalConfig, RunConfig
+from lpbnn.training.build import build_model, load_data
 
 
 @pytest.fixture
@@ -301,7 +301,7 @@ def test_nothing_of_a_run_is_left_for_the_next_one(
         models.append(weakref.ref(model := build_model(*given)))
         return model
 
-    monkeypatch.setattr("lpbnn.engine.run.build_model", watched)
+    monkeypatch.setattr("lpbnn.training.run.build_model", watched)
     configs = {str(seed): small(method, seed) for seed in range(3)}
     run_all(configs, tmp_path, console, jobs=1)
     assert alive == [0, 0, 0]

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from lpbnn import backbones, cli, data, outside
-from lpbnn.engine.run import load_run
-from lpbnn.engine.rundir import RunDir
+from lpbnn.training.run import load_run
+from lpbnn.training.rundir import RunDir
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 FAST = ["--epochs", "1", "--device", "cpu", "--no-progress", "--evaluate.examples", "1"]

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from lpbnn import backbones, cli, data
 from lpbnn.data import folder
-from lpbnn.engine.rundir import RunDir
+from lpbnn.training.rundir import RunDir
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "own-data.md").read_text()

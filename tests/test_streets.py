@@ -13,13 +13,13 @@ from rich.console import Console
 from safetensors.torch import save_file
 
 from lpbnn import backbones, cli, data, experiments, methods
-from lpbnn.engine import RunConfig
-from lpbnn.engine.examples import _telling
-from lpbnn.engine.run import load_run, reevaluate, run
 from lpbnn.experiments import _streets, table2
 from lpbnn.report.ledger import read_ledger
 from lpbnn.report.results_md import results_markdown
 from lpbnn.report.runs import Run, grouped
+from lpbnn.training import RunConfig
+from lpbnn.training.examples import _telling
+from lpbnn.training.run import load_run, reevaluate, run
 
 METHODS = [name for name in methods.names() if name != "duq"]
 NET = ["--backbone", "deeplab-resnet18", "--data", "street-scenes", "--batch-size", "4"]

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lpbnn.engine.files import read_json, write_atomic
 from lpbnn.report.entries import to_text
+from lpbnn.training.files import read_json, write_atomic
 
 RENAMED = {"spread": "init_std", "spread_at": "expand_at"}
 # Options that came later than some runs, with what these runs did: the "then" metadata of 0.1.

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from lpbnn.engine.archive import members
-from lpbnn.engine.files import write_atomic
+from lpbnn.training.archive import members
+from lpbnn.training.files import write_atomic
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"

@@ -14,8 +14,8 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from lpbnn.engine.archive import files, members
-from lpbnn.engine.files import write_atomic
+from lpbnn.training.archive import files, members
+from lpbnn.training.files import write_atomic
 
 ROOT = Path(__file__).parents[1]
 ARCHIVE = ROOT / "results" / "records.tar.xz"

@@ -17,7 +17,7 @@ from rich.table import Table
 from tyro.conf import Positional, arg
 
 from lpbnn import experiments, methods, source
-from lpbnn.engine import EvalConfig, Interrupted, RunConfig
+from lpbnn.training import EvalConfig, Interrupted, RunConfig
 
 console = Console()
 Runs = Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN")]
@@ -80,9 +80,9 @@ def train(
         resume: go on with the stopped run in this folder, with its own settings.
         overwrite: begin anew where the folder holds another run.
     """
-    from lpbnn.engine.options import resumed, with_options
-    from lpbnn.engine.ranks import is_first
-    from lpbnn.engine.run import run
+    from lpbnn.training.options import resumed, with_options
+    from lpbnn.training.ranks import is_first
+    from lpbnn.training.run import run
 
     if resume is not None:
         others = {"set": options, "out": out not in (None, resume), "overwrite": overwrite}
@@ -111,7 +111,7 @@ def evaluate(
         run: folder of a finished run.
         data_root: the folder of the data's files, where they are no longer where the run had them.
     """
-    from lpbnn.engine.run import reevaluate
+    from lpbnn.training.run import reevaluate
 
     results = reevaluate(run, settings, data_root=data_root)
     if results:  # of several processes, only the first has them
@@ -125,7 +125,7 @@ def join(runs: Runs, out: Out) -> None:
         runs: two or more run folders of method mcp that differ in their seeds only.
         out: the new run folder; it needs none of the others.
     """
-    from lpbnn.engine.join import join
+    from lpbnn.training.join import join
 
     if join(runs, out):  # of several processes, only the first has results
         _show([out])
@@ -194,10 +194,10 @@ def predict(
         out: file for the answers, .csv or .json; segmentation: folder for the maps.
         full_size: segmentation: take the pictures as they are, however large.
     """
-    from lpbnn.engine.run import load_run
-    from lpbnn.engine.rundir import RunDir
     from lpbnn.report import answers
     from lpbnn.report.terminal import print_whole
+    from lpbnn.training.run import load_run
+    from lpbnn.training.rundir import RunDir
 
     if not images:
         raise ValueError("no image was given. Fix: lpbnn predict RUN IMAGE...")
@@ -220,14 +220,14 @@ def main(args: list[str] | None = None) -> None:
         if args[:1] == ["experiment"]:
             _run_command(_experiments(args[1:]), args[1:], "lpbnn experiment", EXPERIMENT)
         elif args[:1] == ["bench"]:
-            from lpbnn.engine.bench import bench as measured
+            from lpbnn.training.bench import bench as measured
 
             tyro.cli(measured, prog="lpbnn bench", args=args[1:])
         else:
             commands = {**_commands(args), **_continued(args)}
             _run_command(commands, args, "lpbnn", "Networks that know what they do not know.")
     except Interrupted as error:
-        from lpbnn.engine.ranks import is_first
+        from lpbnn.training.ranks import is_first
 
         _stop(str(error) if is_first() else "", 130)
     except KeyboardInterrupt:
@@ -278,7 +278,7 @@ def _continued(args: list[str]) -> dict[str, Callable[..., Any]]:
     """``train --resume`` and ``eval`` of a run: what is not typed stays as the run has it."""
     if args[:1] not in (["train"], ["eval"]):
         return {}
-    from lpbnn.engine.options import named_run, resumable
+    from lpbnn.training.options import named_run, resumable
 
     folder = named_run(args)
     if folder is None:
@@ -307,7 +307,7 @@ def _show(runs: list[Path]) -> None:
 
 def _given(runs: tuple[Path, ...], command: str) -> list[Path]:
     """The runs that were named, and those in folders that hold runs, such as runs/demo."""
-    from lpbnn.engine.files import runs_under
+    from lpbnn.training.files import runs_under
 
     if not runs:
         raise ValueError(f"no run folder was given. Fix: lpbnn {command} runs/*")
@@ -316,7 +316,7 @@ def _given(runs: tuple[Path, ...], command: str) -> list[Path]:
 
 def _finished(runs: list[Path]) -> list[Path]:
     """The finished ones; a run that was stopped is named and left out, unless there is no other."""
-    from lpbnn.engine.rundir import RunDir
+    from lpbnn.training.rundir import RunDir
 
     stopped = [run for run in runs if RunDir(run).is_stopped()]
     for run in stopped if len(stopped) < len(runs) else []:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from benchmarks import networks, peers, records, tables
 from benchmarks.__main__ import main
 from benchmarks.networks import DEEPLAB, METHODS, Budget, Case, Plan, measure
-from lpbnn.engine import step
-from lpbnn.engine.bench import ratio
+from lpbnn.training import step
+from lpbnn.training.bench import ratio
 
 QUICK = ("--backbones", "small-cnn", "--modes", "eager", "--repeats", "2", "--image", "8", "8")
 QUICK = (*QUICK, "--batch", "4", "--test-batch", "4", "--device", "cpu")

@@ -99,9 +99,9 @@ def test_inductor_gives_the_same_numbers() -> None:
 @pytest.mark.parametrize("precision", ["32", "bf16"])
 def test_steps_of_the_engine_are_one_graph(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a Wide ResNet, in both precisions, and a smaller last batch."""
-    from lpbnn.engine import OptimConfig, RunConfig
-    from lpbnn.engine.launch import launch
-    from lpbnn.engine.step import Step
+    from lpbnn.training import OptimConfig, RunConfig
+    from lpbnn.training.launch import launch
+    from lpbnn.training.step import Step
 
     compile = torch.compile
     counter = CompileCounterWithBackend("aot_eager")

@@ -9,10 +9,10 @@ import pytest
 
 from lpbnn import methods
 from lpbnn.data import Task
-from lpbnn.engine import EvalConfig, OptimConfig, RunConfig
-from lpbnn.engine.build import DataInfo, resolved
-from lpbnn.engine.rundir import RunDir
 from lpbnn.metrics.info import METRICS
+from lpbnn.training import EvalConfig, OptimConfig, RunConfig
+from lpbnn.training.build import DataInfo, resolved
+from lpbnn.training.rundir import RunDir
 
 Make = Callable[..., Path]
 METHODS = (

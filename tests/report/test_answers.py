@@ -12,12 +12,12 @@ from PIL import Image
 from lpbnn import cli
 from lpbnn.data import Dataset, load
 from lpbnn.data.images import read_images
-from lpbnn.engine import RunConfig
-from lpbnn.engine.build import DataInfo, build_model
-from lpbnn.engine.rundir import RunDir
 from lpbnn.predict import predict
 from lpbnn.report import answers
 from lpbnn.report.answers import Question, answered, classified, segmented
+from lpbnn.training import RunConfig
+from lpbnn.training.build import DataInfo, build_model
+from lpbnn.training.rundir import RunDir
 
 
 def question(method: str, output_stride: int = 16) -> Question:

@@ -13,16 +13,16 @@ from report.conftest import SESSION, Make, arrays, info
 from tools.convert_records import convert
 from tools.pack_records import added, pack
 
-from lpbnn.engine import OptimConfig, RunConfig, archive
-from lpbnn.engine.build import resolved
-from lpbnn.engine.files import RunError, read_json
-from lpbnn.engine.rundir import RunDir
 from lpbnn.experiments import published
 from lpbnn.report import comparison, write_report
 from lpbnn.report.contents import severity
 from lpbnn.report.ledger import found_in, keep, kept, ledger_folders, read_ledger
 from lpbnn.report.results_md import results_markdown
 from lpbnn.report.runs import Run, chosen, grouped
+from lpbnn.training import OptimConfig, RunConfig, archive
+from lpbnn.training.build import resolved
+from lpbnn.training.files import RunError, read_json
+from lpbnn.training.rundir import RunDir
 
 RECORDS = Path(__file__).parents[2] / "results" / "records.tar.xz"
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from report.conftest import METHODS, Make, arrays, examples, info
 
-from lpbnn.engine.rundir import RunDir
 from lpbnn.report import PaperTable, write_report
+from lpbnn.training.rundir import RunDir
 
 EVIL = "</title></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 VOID = {"meta", "link", "img", "br", "hr"}

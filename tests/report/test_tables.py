@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from report.conftest import SESSION, Make
 
-from lpbnn.engine.files import RunError
-from lpbnn.engine.rundir import RunDir
 from lpbnn.metrics.info import METRICS
 from lpbnn.report import PaperTable, Table, comparison
 from lpbnn.report.contents import cost, diversity
 from lpbnn.report.quantities import COSTS
 from lpbnn.report.runs import grouped, read_runs
 from lpbnn.report.tables import Cell, marks
+from lpbnn.training.files import RunError
+from lpbnn.training.rundir import RunDir
 
 TEST = {"accuracy": 0.9, "nll": 0.3, "brier": 0.15, "ece": 0.05}
 

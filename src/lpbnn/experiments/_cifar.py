@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from lpbnn import methods
-from lpbnn.engine import AugmentConfig, EvalConfig, OptimConfig, RunConfig, ScheduleConfig
 from lpbnn.experiments._work import Work
+from lpbnn.training import AugmentConfig, EvalConfig, OptimConfig, RunConfig, ScheduleConfig
 
 Preset = Literal["cifar10", "cifar10-fast", "cifar100", "cifar100-fast"]
 # Methods that ask for their own learning rate and weight decay (SPEC, section 3).

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from lpbnn.engine import AugmentConfig, EvalConfig, OptimConfig, RunConfig, ScheduleConfig
 from lpbnn.experiments._work import Work
+from lpbnn.training import AugmentConfig, EvalConfig, OptimConfig, RunConfig, ScheduleConfig
 
 Preset = Literal[
     "street-scenes",

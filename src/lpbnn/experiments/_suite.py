@@ -20,15 +20,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from lpbnn import data
 from lpbnn.data import Splits
-from lpbnn.engine import RunConfig
-from lpbnn.engine.build import load_data
-from lpbnn.engine.environment import BESIDE
-from lpbnn.engine.files import RunError
-from lpbnn.engine.run import run
-from lpbnn.engine.rundir import RunDir
-from lpbnn.engine.turns import TURNS
 from lpbnn.experiments._published import published
 from lpbnn.experiments._work import Work
+from lpbnn.training import RunConfig
+from lpbnn.training.build import load_data
+from lpbnn.training.environment import BESIDE
+from lpbnn.training.files import RunError
+from lpbnn.training.run import run
+from lpbnn.training.rundir import RunDir
+from lpbnn.training.turns import TURNS
 
 if TYPE_CHECKING:
     from lpbnn.report import PaperTable, Table

@@ -10,8 +10,8 @@ from pathlib import Path
 from rich.console import Console
 
 from lpbnn import methods
-from lpbnn.engine import EvalConfig, OptimConfig, RunConfig, ScheduleConfig
 from lpbnn.experiments._work import Work
+from lpbnn.training import EvalConfig, OptimConfig, RunConfig, ScheduleConfig
 
 
 @dataclass(frozen=True)

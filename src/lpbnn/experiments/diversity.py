@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 
-from lpbnn.engine import RunConfig
 from lpbnn.experiments import _cifar, demo
 from lpbnn.experiments._work import Work
+from lpbnn.training import RunConfig
 
 if TYPE_CHECKING:
     from lpbnn.report import PaperTable

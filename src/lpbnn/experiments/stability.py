@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from lpbnn.engine import EvalConfig, OptimConfig, RunConfig, ScheduleConfig
 from lpbnn.experiments._work import Work
+from lpbnn.training import EvalConfig, OptimConfig, RunConfig, ScheduleConfig
 
 if TYPE_CHECKING:
     from lpbnn.report import PaperTable

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lpbnn.engine import RunConfig
-from lpbnn.engine.options import with_options
 from lpbnn.experiments import _cifar
+from lpbnn.training import RunConfig
+from lpbnn.training.options import with_options
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def _varied(run: RunConfig, variant: str) -> RunConfig:
 
 def _distinct(runs: Mapping[str, RunConfig]) -> dict[str, RunConfig]:
     """Each run once: a variant may be written in two ways, or be what the method is by default."""
-    from lpbnn.engine.build import resolved  # imports torch: not for --help
+    from lpbnn.training.build import resolved  # imports torch: not for --help
 
     found: dict[str, RunConfig] = {}
     known: list[RunConfig] = []

@@ -16,11 +16,11 @@ from rich.table import Column, Table
 from lpbnn.backbones.deeplab import DeepLab
 from lpbnn.data.files import header
 from lpbnn.data.images import read_images, read_scene, scaled
-from lpbnn.engine.build import DataInfo
-from lpbnn.engine.files import finite
 from lpbnn.model import UncertainModel
 from lpbnn.predict import Prediction, predict
 from lpbnn.report import maps
+from lpbnn.training.build import DataInfo
+from lpbnn.training.files import finite
 
 COLUMNS = ("label", "confidence", "total", "aleatoric", "epistemic", "score")
 UNSURE = 0.5  # confidence below which no class has the majority
@@ -59,7 +59,7 @@ def require_answerable(data: DataInfo, full_size: bool = False) -> None:
         raise ValueError(
             f"the run is one of {data.task} on {data.name!r}, whose inputs are of shape {data.shape}; "
             "predict takes pictures, (channels, height, width). Fix: in Python, model, _, data = "
-            f"lpbnn.engine.run.load_run(RUN), then lpbnn.predict(model, data.normalise(inputs)){back}."
+            f"lpbnn.training.run.load_run(RUN), then lpbnn.predict(model, data.normalise(inputs)){back}."
         )
     if full_size and data.task != "segmentation":
         raise ValueError(

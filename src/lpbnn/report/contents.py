@@ -5,13 +5,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lpbnn.engine.rundir import RunDir
-from lpbnn.engine.turns import were_alone
 from lpbnn.metrics.info import METRICS
 from lpbnn.report.entries import score_meaning
 from lpbnn.report.quantities import COSTS, DEVIATIONS, UNCERTAINTY
 from lpbnn.report.runs import BASELINE, Group, Run, by_data, counted, grouped, read_runs
 from lpbnn.report.tables import Cell, Column, PaperTable, Table, build
+from lpbnn.training.rundir import RunDir
+from lpbnn.training.turns import were_alone
 
 TEST = ("miou", "accuracy", "nll", "rmse", "coverage", "ece", "brier")
 DETECTION = ("auroc", "aupr", "fpr95")

@@ -24,11 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from lpbnn.engine import archive
-from lpbnn.engine.files import RunError, read_bytes, read_json
-from lpbnn.engine.rundir import CONFIG, DATA, PREDICTIONS, RunDir
 from lpbnn.metrics.info import METRICS
 from lpbnn.report import maps
+from lpbnn.training import archive
+from lpbnn.training.files import RunError, read_bytes, read_json
+from lpbnn.training.rundir import CONFIG, DATA, PREDICTIONS, RunDir
 
 FORMAT = 1
 RESULTS_FORMAT = 1  # of results.json

@@ -10,12 +10,12 @@ A folder of the ledger is read like run folders are: every table and page takes 
 from collections.abc import Iterable
 from pathlib import Path
 
-from lpbnn.engine import RunConfig, archive
-from lpbnn.engine.build import resolved
-from lpbnn.engine.files import RunError, read_json, write_atomic
-from lpbnn.engine.rundir import CONFIG, RunDir
 from lpbnn.report.entries import content, figure_bytes, to_text
 from lpbnn.report.runs import Run, Settings, essential, flat, plain, read_runs
+from lpbnn.training import RunConfig, archive
+from lpbnn.training.build import resolved
+from lpbnn.training.files import RunError, read_json, write_atomic
+from lpbnn.training.rundir import CONFIG, RunDir
 
 
 def keep(run: str | Path, into: str | Path) -> Path:

@@ -10,13 +10,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from lpbnn.engine.files import write_atomic
-from lpbnn.engine.rundir import RunDir
 from lpbnn.report.colours import assign
 from lpbnn.report.html import esc
 from lpbnn.report.runs import Group, Run, by_data, grouped, read_runs
 from lpbnn.report.sections import Section, sections
 from lpbnn.report.tables import PaperTable
+from lpbnn.training.files import write_atomic
+from lpbnn.training.rundir import RunDir
 
 # Whatever a run's names contain, the browser loads nothing and runs nothing but the page's own script.
 POLICY = "default-src 'none'; script-src '{script}'; style-src 'unsafe-inline'; img-src data:"

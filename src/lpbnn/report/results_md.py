@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lpbnn.engine.files import RunError
 from lpbnn.report import contents
 from lpbnn.report.ledger import ledger_folders, read_ledger
 from lpbnn.report.runs import Group, Run, by_setting, chosen, counted, described, grouped
 from lpbnn.report.tables import RULE, Column, PaperTable, Row, Table
+from lpbnn.training.files import RunError
 
 HEAD = """\
 # Results

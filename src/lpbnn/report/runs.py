@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from lpbnn import methods
-from lpbnn.engine.build import DataInfo, resolved
-from lpbnn.engine.codec import from_data
-from lpbnn.engine.config import INCIDENTAL, RunConfig
-from lpbnn.engine.files import RunError
-from lpbnn.engine.rundir import RunDir
 from lpbnn.report import entries
 from lpbnn.report.colours import assign
 from lpbnn.report.entries import Entry, content, is_entry
+from lpbnn.training.build import DataInfo, resolved
+from lpbnn.training.codec import from_data
+from lpbnn.training.config import INCIDENTAL, RunConfig
+from lpbnn.training.files import RunError
+from lpbnn.training.rundir import RunDir
 
 BASELINE = "mcp"  # the plain network: what costs are relative to
 WEIGHTS = "backbone_options.pretrained"

@@ -6,12 +6,12 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from lpbnn.engine.build import DataInfo
 from lpbnn.report import maps
 from lpbnn.report.gallery import head, keys, kind_title, kinds, places
 from lpbnn.report.html import esc, image, scroll
 from lpbnn.report.pictures import data_uri, picture
 from lpbnn.report.runs import Group, Run
+from lpbnn.training.build import DataInfo
 
 ROOM, LARGEST, SMALLEST = 1060, 168, 112  # pixels of the page for all columns; width of a map
 ROWS = {"predicted": "prediction", "confidence": "confidence", "epistemic": "epistemic uncertainty"}

@@ -11,13 +11,13 @@ from lpbnn.report.runs import Group, Run, chosen, counted, described, essential,
 
 OPTIONS = "method_options."
 PYTHON = """\
-from lpbnn.engine.run import run
-from lpbnn.engine.rundir import RunDir
+from lpbnn.training.run import run
+from lpbnn.training.rundir import RunDir
 
 run(RunDir({folder!r}).config(), {again!r})"""
 KEPT = """\
-from lpbnn.engine import RunConfig
-from lpbnn.engine.run import run
+from lpbnn.training import RunConfig
+from lpbnn.training.run import run
 from lpbnn.report.entries import content
 
 run(RunConfig.from_data(content({folder!r})["config"]), {again!r})"""

@@ -1,0 +1,358 @@
+"""The cost of each method on a network: training step, prediction and memory, relative to plain.
+
+Every method is timed in turn with the plain network (``mcp``), repeat by repeat, because the clock of a
+shared machine drifts; the results are ratios of medians. The training step is that of ``lpbnn train``.
+"""
+
+import copy
+import gc
+import math
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from statistics import median
+from typing import Annotated, Any, Literal
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from torch import Tensor
+from torch.utils.benchmark import Timer, set_torch_threads
+from tyro.conf import arg
+
+from lpbnn import backbones, methods
+from lpbnn.build import build
+from lpbnn.model import UncertainModel
+from lpbnn.predict import predict
+from lpbnn.training.config import OptimConfig, Precision, RunConfig
+from lpbnn.training.launch import launch
+from lpbnn.training.memory import peak_memory_of, state_bytes
+from lpbnn.training.options import with_options
+from lpbnn.training.step import WARM_UP, Step, fast_convolutions
+
+Mode = Literal["eager", "graph", "compiled"]
+Work = Callable[[], object]
+Row = dict[str, Any]  # the result of ``Bench.measure``, as it stands in a JSON record
+PLAIN = "mcp"
+METHODS = ("lpbnn", "batchensemble", "rank1", "mcdropout", "ensemble")
+REPEAT_SECONDS, MOST_CALLS = 0.05, 50  # a repeat calls quick work as often as fits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """How a network is run and timed."""
+
+    predict: bool = True
+    """Measure prediction too."""
+    repeats: int = 10
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Precision | None = None
+    """Left out: bf16 on a GPU, 32 on a CPU."""
+    memory_budget: float = 1.0
+    """compiled: share of the activations that a training step may keep for the backward pass."""
+    threads: int = 1
+    """On a CPU; more than there are free cores make the times useless."""
+    seed: int = 0
+    options: Annotated[tuple[str, ...], arg(name="set", metavar="NAME=VALUE")] = ()
+    """Options of the methods that have them (latent=64) and of the network (backbone.dropout=0.1)."""
+
+    def __post_init__(self) -> None:
+        for name, least in {"repeats": 2, "threads": 1}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected at least {least}.")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("device is 'cuda', but torch finds no CUDA device. Fix: device='cpu'.")
+
+    @property
+    def cuda(self) -> bool:
+        return self.device != "cpu" and torch.cuda.is_available()
+
+
+@dataclass(frozen=True)
+class Setup(Conditions):
+    """A network, the shape of its batches, and how they are run."""
+
+    backbone: str = "resnet18"
+    """A network of ``lpbnn ls``, or MODULE:NAME for one of your own (docs/own-data.md)."""
+    input: tuple[int, ...] = (3, 32, 32)
+    """Shape of one example: channels, height and width; or the length of a vector."""
+    classes: int = 10
+    batch: int = 128
+    test_batch: int | None = None
+    """Examples of one prediction; left out: as many as in training."""
+    mode: Mode | None = None
+    """graph: the training step replayed as a CUDA graph. compiled: by torch.compile, and replayed on a GPU.
+    Left out: what ``lpbnn train`` does, graph on a GPU and eager on a CPU."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.input or min(*self.input, self.batch) < 1:
+            given = f"input is {self.input} and batch {self.batch}"
+            raise ValueError(f"{given}; expected a shape such as 3 32 32 and at least one example.")
+        backbones.load(self.backbone)  # an unknown name is an error here
+        self.config()  # which checks the rest
+        if self.mode == "graph" and not self.cuda:
+            raise ValueError(
+                "mode 'graph' is a CUDA graph and needs a GPU. Fix: eager or compiled."
+            )
+
+    def config(self) -> RunConfig:
+        """Return the settings with which ``lpbnn train`` would run such a step."""
+        config = RunConfig(
+            method=PLAIN,  # the model is built elsewhere
+            optim=OptimConfig(lr=1e-3),  # labels are random: the loss must only stay finite
+            precision=self.precision or ("bf16" if self.cuda else "32"),
+            compile=self.mode == "compiled",
+            memory_budget=self.memory_budget,
+            graph=self.mode != "eager",
+            channels_last=self.cuda and len(self.input) == 3,
+            device="cuda" if self.cuda else "cpu",
+            progress=False,
+        )
+        return with_options(config, self.options)
+
+    def examples(self, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return random inputs (count, *input) and labels, one per example or pixel."""
+        x = torch.randn(count, *self.input, device=device)
+        if self.config().channels_last:
+            x = x.contiguous(memory_format=torch.channels_last)
+        dense = backbones.load(self.backbone).dense
+        shape = (count, *self.input[1:]) if dense else (count,)
+        return x, torch.randint(0, self.classes, shape, device=device)
+
+
+def build_model(setup: Setup, method: str, members: int) -> UncertainModel:
+    """Build the setup's network by a method, with those of the options that the method has.
+
+    >>> setup = Setup("small-cnn", (3, 8, 8), options=("latent=16", "std=0.1"))
+    >>> build_model(setup, "lpbnn", 4).members
+    4
+    """
+    config, known = setup.config(), methods.load(method).Config.__dataclass_fields__
+    net = backbones.build(setup.backbone, setup.classes, setup.input[0], **config.backbone_options)
+    options = {"num_data": 50_000, **config.method_options}
+    if has_members(method):
+        options["members"] = members
+    options = {name: value for name, value in options.items() if name in known}
+    task = "segmentation" if backbones.load(setup.backbone).dense else "classification"
+    # The check of the first batch would only be part of what is measured.
+    return build(net, method, task=task, check=False, **options)
+
+
+def has_members(method: str) -> bool:
+    """Return True if a method has more than one network.
+
+    >>> has_members("lpbnn"), has_members("edl")
+    (True, False)
+    """
+    option = methods.load(method).Config.__dataclass_fields__.get("members")
+    return option is not None and option.default != 1
+
+
+def interleaved(works: Mapping[str, Work], repeats: int) -> dict[str, list[float]]:
+    """Return the seconds of one call of each work, ``repeats`` times, timed in turn.
+
+    >>> sorted(interleaved({"a": lambda: None, "b": lambda: None}, repeats=2))
+    ['a', 'b']
+    """
+    threads = torch.get_num_threads()
+    timers = {
+        name: Timer("work()", globals={"work": work}, num_threads=threads)
+        for name, work in works.items()
+    }
+    once = {name: timer.timeit(1).median for name, timer in timers.items()}
+    calls = {name: min(MOST_CALLS, math.ceil(REPEAT_SECONDS / t)) for name, t in once.items()}
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(repeats):
+        for name, timer in timers.items():
+            times[name].append(timer.timeit(calls[name]).median)
+    return times
+
+
+class Trial:
+    """A model in training on one batch, and a copy of it that predicts another."""
+
+    def __init__(self, setup: Setup, model: UncertainModel, fabric: Any) -> None:
+        self.setup, self.fabric, config = setup, fabric, setup.config()
+        layout = torch.channels_last if config.channels_last else torch.preserve_format
+        self.model = fabric.to_device(model).to(memory_format=layout)
+        self.batch = setup.examples(setup.batch, fabric.device)
+        self.step = Step(self.model, config, fabric, setup.batch)
+        self.model.train()
+        self.model.before_epoch(0, 2)
+        self.size: dict[str, Any] = {"parameters": sum(p.numel() for p in self.model.parameters())}
+
+    def train(self) -> None:
+        recording = self.step.recording
+        with nullcontext() if recording is None else recording.on_its_stream():
+            self.step(*self.batch, 1.0)
+
+    def predict(self) -> None:
+        with self.fabric.autocast():
+            predict(self.predictor, self.test_x, keep_members=False)
+
+    def warm_up(self, meter: Any = None) -> None:
+        """Train until the step is compiled or recorded.
+
+        The meter counts the last steps alone: choosing kernels takes memory of its own.
+        """
+        start = time.perf_counter()
+        for number in range(WARM_UP + 2):
+            self.train()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            if number == 0:
+                self.size["first_step"] = time.perf_counter() - start
+            if meter is not None and number == WARM_UP - 2:
+                meter.reset()
+
+    def prepare_prediction(self) -> None:
+        """Make the copy that predicts, and measure its memory."""
+        self.predictor = copy.deepcopy(self.model).eval()
+        with self.fabric.autocast():
+            self.predictor.after_fit([self.batch])
+        compiled = self.setup.mode == "compiled"
+        for net in self.predictor.networks if compiled else ():
+            net.compile(dynamic=False)
+        count = self.setup.test_batch or self.setup.batch
+        self.test_x, _ = self.setup.examples(count, self.fabric.device)
+        self.predict()
+        if self.setup.cuda or not compiled:
+            with peak_memory_of(self.fabric.device) as meter:
+                self.predict()
+            self.size["predict_bytes"] = meter.peak + state_bytes(self.predictor)
+
+
+class Bench(ExitStack):
+    """Measure methods beside the plain network of one setup, which is kept for all of them.
+
+    Args:
+        build: makes a model from the setup, the name of a method and the number of members.
+    """
+
+    def __init__(
+        self, setup: Setup, build: Callable[[Setup, str, int], UncertainModel] = build_model
+    ) -> None:
+        super().__init__()
+        self.setup, self.build = setup, build
+        self.fabric = launch(setup.config())
+        self.plain: Trial | None = None
+
+    def __enter__(self) -> "Bench":
+        device = self.fabric.device
+        self.enter_context(torch.random.fork_rng(devices=[device] if self.setup.cuda else []))
+        self.enter_context(fast_convolutions(device))
+        self.enter_context(set_torch_threads(self.setup.threads))
+        if self.setup.mode == "compiled":
+            # The models share code: the compiler would take a second size of it for one that changes
+            # from call to call, and give up after eight.
+            limits = {"automatic_dynamic_shapes": False, "recompile_limit": 256}
+            self.enter_context(torch.compiler.config.patch(limits))  # type: ignore[attr-defined]
+            self.callback(torch.compiler.reset)
+            torch.compiler.reset()
+        return self
+
+    def measure(self, method: str, members: int = 1) -> Row:
+        """Return case, sizes and times, and the plain network's from the same repeats."""
+        if self.plain is None:
+            self.plain = self._trial(PLAIN, 1)
+        trial = self.plain if method == PLAIN else self._trial(method, members)
+        mode = self.setup.mode or ("graph" if trial.step.recording else "eager")
+        case = {"mode": mode, "method": method, "members": members}
+        case["backbone"] = self.setup.backbone
+        row: Row = {"case": case, "size": trial.size, "reference": self.plain.size}
+        for what in ("train", "predict") if self.setup.predict else ("train",):
+            works = {"reference": getattr(self.plain, what)}
+            if trial is not self.plain:
+                works["own"] = getattr(trial, what)
+            times = interleaved(works, self.setup.repeats)
+            own = times.get("own", times["reference"])
+            row[what] = {"own": {"times": own}, "reference": {"times": times["reference"]}}
+        return row
+
+    def _trial(self, method: str, members: int) -> Trial:
+        gc.collect()
+        if self.setup.cuda:
+            torch.cuda.empty_cache()
+        torch.manual_seed(self.setup.seed)
+        # Without a GPU the memory of compiled code is not known.
+        counted = self.setup.cuda or self.setup.mode != "compiled"
+        with peak_memory_of(self.fabric.device) if counted else nullcontext() as meter:
+            trial = Trial(self.setup, self.build(self.setup, method, members), self.fabric)
+            trial.warm_up(meter)
+        if meter is not None:
+            trial.size["train_bytes"] = meter.peak
+        if self.setup.predict:
+            trial.prepare_prediction()
+        return trial
+
+
+def seconds(row: Row, what: str, whose: str = "own") -> float | None:
+    """Return the median seconds of a training step ("train") or a prediction ("predict")."""
+    return median(row[what][whose]["times"]) if row.get(what) else None
+
+
+def ratio(row: Row, what: str) -> float | None:
+    """Return how many times plain a row is: "train", "predict", or a key of its size.
+
+    >>> ratio({"size": {"parameters": 3}, "reference": {"parameters": 2}}, "parameters")
+    1.5
+    """
+    if what in ("train", "predict"):
+        own, plain = seconds(row, what), seconds(row, what, "reference")
+    else:
+        own, plain = row["size"].get(what), row["reference"].get(what)
+    return own / plain if own is not None and plain else None
+
+
+def cell(row: Row, what: str, unit: float = 1.0) -> str:
+    """Return a number in the given unit and, in brackets, its ratio to plain.
+
+    >>> cell({"size": {"parameters": 3e6}, "reference": {"parameters": 2e6}}, "parameters", 1e6)
+    '3.00 (1.50)'
+    """
+    own = seconds(row, what) if what in ("train", "predict") else row["size"].get(what)
+    if own is None:
+        return ""
+    digits = 2 if own < 10 * unit else 1 if own < 100 * unit else 0
+    return f"{own / unit:.{digits}f} ({ratio(row, what):.2f})"
+
+
+def first_line(error: Exception) -> str:
+    """Return the type and the first line of an error; those of compilers have pages."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}"
+
+
+def bench(
+    setup: Annotated[Setup, arg(name="")], methods: tuple[str, ...] = METHODS, members: int = 4
+) -> None:
+    """Measure what each method costs on a network, relative to the plain network.
+
+    Args:
+        methods: names of ``lpbnn ls``.
+        members: of the methods that have members.
+    """
+    console = Console(width=80)
+    table = Table(box=SIMPLE_HEAD)
+    for name in ("method", "J", "parameters, M", "train, ms", "predict, ms", "train, MiB"):
+        table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
+    counts = {name: members if has_members(name) else 1 for name in (PLAIN, *methods)}
+    failed: list[str] = []
+    with Bench(setup) as measured:
+        for method, count in counts.items():
+            try:
+                row = measured.measure(method, count)
+            except Exception as error:  # out of memory, or a network that the method cannot convert
+                if method == PLAIN:
+                    raise
+                failed.append(f"not measured: {method}: {first_line(error)}")
+                continue
+            cells = [cell(row, "parameters", 1e6), cell(row, "train", 1e-3)]
+            cells += [cell(row, "predict", 1e-3), cell(row, "train_bytes", 2**20)]
+            table.add_row("plain" if method == PLAIN else method, str(count), *cells)
+    console.print(table)
+    note = f"{escape(setup.backbone)}, batch {setup.batch}; in brackets: times the plain network"
+    console.print("\n".join([note, *map(escape, failed)]), highlight=False)

@@ -1,0 +1,200 @@
+r"""Finished runs of the plain network, joined: a Deep Ensemble that is measured, and never trained.
+
+.. math:: p(y|x) = \tfrac1J \sum_j p(y|x, W_j), \quad W_j \text{ the final weights of run } j
+
+The folder is an ordinary finished run of the method "ensemble": the first run's config and seed, all the
+weights, measured by the code that measures every run. Its training is that of its members: their seconds
+together, their largest memory, and the images per second at which a machine that trains one after the
+other gets an image through all of them, :math:`1 / \sum_j (1 / v_j)`. ``results["train"]["joined"]`` names
+each member's folder, seed and commit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from lpbnn.data import Splits
+from lpbnn.methods.ensemble import DeepEnsemble, from_members
+from lpbnn.training import turns
+from lpbnn.training.build import DataInfo, load_data, resolved
+from lpbnn.training.codec import differences, to_data
+from lpbnn.training.config import INCIDENTAL, RunConfig
+from lpbnn.training.environment import environment
+from lpbnn.training.files import RunError
+from lpbnn.training.launch import ending_well, launch
+from lpbnn.training.run import load_run, measured
+from lpbnn.training.rundir import RunDir
+
+PLAIN = "mcp"  # one deterministic network with nothing around it: what ``from_members`` takes
+# Where the data lies, and what is computed from it: the last bit may be another on another machine.
+ELSEWHERE = {"source", "description", "class_counts", "mean", "std", "target_mean", "target_std"}
+
+
+class Member(NamedTuple):
+    """A finished run, as far as it was read."""
+
+    folder: RunDir
+    config: RunConfig
+    data: DataInfo
+    train: dict[str, Any]
+
+    @property
+    def session(self) -> dict[str, Any]:
+        """The start that finished it."""
+        return (self.folder.sessions() or [{}])[-1]
+
+
+def join(
+    runs: Sequence[str | Path], folder: str | Path, splits: Splits | None = None
+) -> dict[str, Any]:
+    """Make a Deep Ensemble of finished runs, measure it and write it to ``folder``; returns its results.
+
+    Args:
+        runs: folders of runs of the plain network that differ in their seeds only.
+        splits: the data, where it is at hand; otherwise the runs' config says what to load.
+
+    >>> import tempfile
+    >>> from lpbnn.training.run import run
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     for seed in (0, 1):
+    ...         config = RunConfig("mcp", seed=seed, epochs=1, device="cpu", progress=False)
+    ...         _ = run(config, f"{place}/mcp-{seed}")
+    ...     results = join([f"{place}/mcp-0", f"{place}/mcp-1"], f"{place}/ensemble-0")
+    >>> results["method"], results["cost"]["members"], results["train"]["joined"][1]["seed"]
+    ('ensemble', 2, 1)
+    """
+    members = _members(runs)
+    target = RunDir(folder)
+    if target.state() != "empty":
+        raise RunError(f"{target.path} holds a run already. Fix: give a new or empty folder.")
+    config = _config(members)
+    splits = splits if splits is not None else load_data(config)
+    info = DataInfo.of(splits)
+    _check_data(members, info)
+    model = _model(members)
+    fabric = launch(replace(config, devices=1, nodes=1, strategy="auto"))
+    early = "stopped before anything was written. Start it again the same way."
+    with ending_well(fabric, lambda: early):
+        found = measured(model, splits, config, fabric, _training(members))
+    if not fabric.is_global_zero:
+        return {}
+    target.make()
+    target.save_weights(model)
+    target.write_arrays(found.arrays)
+    here = environment(fabric.device, fabric.world_size)
+    beside = max(here["beside"], *(member.session.get("beside", 1) for member in members))
+    alone = here["beside"] == 1 and all(turns.were_alone(m.folder.sessions()) for m in members)
+    target.add_session({**here, "beside": beside, "in_turn": alone and beside > 1})
+    target.write_results(found.results)
+    # The config goes last: with it and no results, the folder would look like a run to be resumed.
+    target.prepare(config, info)
+    return target.results()
+
+
+def _members(runs: Sequence[str | Path]) -> list[Member]:
+    """The runs, read and compared: all that can be told without their weights and the data."""
+    members = [_read(RunDir(run)) for run in runs]
+    if len(runs) < 2:
+        given = f"got {runs[0]} alone" if runs else "got none"
+        raise RunError(
+            f"an ensemble is joined from two runs or more; {given}. Fix: lpbnn join RUN RUN ... -o DIR"
+        )
+    first, seeds = members[0], {members[0].config.seed: members[0].folder.path}
+    for member in members[1:]:
+        path, seed = member.folder.path, member.config.seed
+        changed = [
+            change
+            for change in differences(first.config.to_data(), member.config.to_data())
+            if change.split(":")[0] not in INCIDENTAL
+        ]
+        if changed:
+            raise RunError(
+                f"{first.folder.path} and {path} differ in more than their seeds: {'; '.join(changed)}. "
+                "Fix: join runs of the same settings (lpbnn eval RUN ... measures one like the others)."
+            )
+        if seed in seeds:
+            twice = seeds[seed].resolve() == path.resolve()
+            raise RunError(
+                f"{path} is given twice: it would count double. Fix: give each run once."
+                if twice
+                else f"{seeds[seed]} and {path} are the same run: all settings and the seed, {seed}. "
+                "Fix: give runs of different seeds."
+            )
+        seeds[seed] = path
+    _check_data(members[1:], first.data)
+    return members
+
+
+def _read(folder: RunDir) -> Member:
+    results = folder.results()  # first: it says what a folder lacks that is no finished run
+    config, train = folder.config_as_measured(), results["train"]
+    if config.method != PLAIN:
+        raise RunError(
+            f"{folder.path} is a run of {config.method!r}; expected {PLAIN!r}, one plain network. Fix: "
+            f"train the members with --method {PLAIN}, a seed each."
+        )
+    if train["diverged"] is not None:
+        raise RunError(
+            f"the run in {folder.path} diverged in epoch {train['diverged']}; expected networks that were "
+            "trained to their end. Fix: leave it out, or train another seed."
+        )
+    return Member(folder, config, folder.data(), train)
+
+
+def _check_data(members: Sequence[Member], expected: DataInfo) -> None:
+    """Whether the members learned from what is at hand, or from what the first one did."""
+    for member in members:
+        there, here = to_data(member.data), to_data(expected)
+        changed = [
+            c for c in differences(there, here) if c.split(":")[0].split(".")[0] not in ELSEWHERE
+        ]
+        if changed:
+            raise RunError(
+                f"{member.folder.path} was trained on other data (there -> here): {'; '.join(changed)}. "
+                "Fix: join runs of the same data, with the same files in its folder."
+            )
+
+
+def _config(members: Sequence[Member]) -> RunConfig:
+    """What ``lpbnn train --method ensemble`` with the members' settings would have written."""
+    options = {"members": len(members)}
+    return resolved(replace(members[0].config, method="ensemble", method_options=options))
+
+
+def _model(members: Sequence[Member]) -> DeepEnsemble:
+    return from_members([load_run(member.folder.path).model for member in members])
+
+
+def _training(members: Sequence[Member]) -> dict[str, Any]:
+    """What training the members took, as if one after the other."""
+    parts = [member.train for member in members]
+    speeds = [part["images_per_second"] for part in parts]
+    epochs = [part["epoch_seconds"] for part in parts if part["epoch_seconds"] is not None]
+    return {
+        **{key: parts[0][key] for key in ("epochs", "of", "diverged")},
+        "seconds": sum(part["seconds"] for part in parts),
+        "images_per_second": 1 / sum(1 / v for v in speeds) if all(speeds) else None,
+        "epoch_seconds": sum(epochs) if len(epochs) == len(parts) else None,
+        "peak_bytes": max(part["peak_bytes"] for part in parts),
+        "last": _mean_of([part["last"] for part in parts]),
+        "joined": [
+            {
+                "run": member.folder.path.resolve().name,
+                "seed": member.config.seed,
+                **{key: member.session.get(key) for key in ("commit", "dirty")},
+            }
+            for member in members
+        ],
+    }
+
+
+def _mean_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The last row of the log: means, as an ensemble's loss is; its validation is not a mean."""
+    found: dict[str, Any] = {}
+    for key in rows[0]:
+        values = [row[key] for row in rows if row.get(key) is not None]
+        if not key.startswith("val_") and len(values) == len(rows):
+            found[key] = values[0] if len(set(values)) == 1 else fmean(values)
+    return found

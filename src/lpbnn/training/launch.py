@@ -1,0 +1,219 @@
+"""Lightning Fabric, set up from a config: devices, processes, precision; and how processes end."""
+
+import atexit
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed
+
+from lpbnn.training.config import RunConfig
+from lpbnn.training.files import Interrupted, RunError
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+LOOK_EVERY = 1.0  # seconds, at the other processes
+# What a collective says when a process at the other end is gone, by gloo, NCCL and the store between.
+LOST = (
+    "gloo",
+    "Connection closed",
+    "Connection reset",
+    "Socket",
+    "NCCL",
+    "TCPStore",
+    "Broken pipe",
+)
+
+
+def launch(config: RunConfig) -> "Fabric":
+    """The processes and the device of a run, ready to use.
+
+    Under torchrun every process comes here and finds its place. Otherwise, with more than one device,
+    Fabric starts the other processes by running the same command again.
+
+    >>> fabric = launch(RunConfig(device="cpu"))
+    >>> fabric.device, fabric.world_size
+    (device(type='cpu'), 1)
+    """
+    accelerator = _accelerator(config)
+    devices, nodes = _processes(config, accelerator)
+    fabric_module = _fabric()
+    fabric = fabric_module.Fabric(
+        accelerator=accelerator,
+        devices=devices,
+        num_nodes=nodes,
+        strategy=_strategy(config, fabric_module, devices * nodes),
+        **_precision(config, accelerator, fabric_module.plugins.MixedPrecision),
+    )
+    first = not _is_connected()
+    fabric.launch()
+    if first and _is_connected():
+        # Fabric leaves gloo's connections to the end of the interpreter, where its threads may meet
+        # another process's that are gone already.
+        atexit.register(_disconnect)
+        if type(fabric.strategy.cluster_environment).__name__ == "LightningEnvironment":
+            _watch(getattr(fabric.strategy.launcher, "procs", []))
+    return fabric
+
+
+def _fabric() -> Any:
+    """Fabric, under either of the names it is published by; imported late, as it takes seconds."""
+    try:
+        module = importlib.import_module("lightning.fabric")
+    except ModuleNotFoundError:
+        module = importlib.import_module("lightning_fabric")
+    for part in ("plugins", "strategies"):
+        importlib.import_module(f"{module.__name__}.{part}")
+    return module
+
+
+def _accelerator(config: RunConfig) -> str:
+    there = torch.cuda.is_available()
+    if config.device == "cuda" and not there:
+        raise ValueError("device is 'cuda', but torch finds no CUDA device. Fix: device='cpu'.")
+    accelerator = "cuda" if there and config.device != "cpu" else "cpu"
+    if accelerator == "cpu" and config.precision == "fp16":
+        raise ValueError("precision is 'fp16', which needs CUDA; on the CPU use 'bf16' or '32'.")
+    return accelerator
+
+
+def _processes(config: RunConfig, accelerator: str) -> tuple[int, int]:
+    """Processes per node and nodes; torchrun has decided both already where it started us."""
+    devices, nodes = config.devices, config.nodes
+    if distributed.is_available() and distributed.is_torchelastic_launched():
+        devices, world = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
+        nodes = world // devices
+    elif nodes > 1 and not {"SLURM_NTASKS", "NODE_RANK"} & set(os.environ):
+        raise ValueError(
+            f"nodes is {nodes}, and nothing says which of them this is. Fix: on every node, torchrun "
+            f"--nnodes {nodes} --nproc-per-node {devices} --rdzv-backend c10d --rdzv-endpoint HOST:PORT "
+            "-m lpbnn train ..., or srun."
+        )
+    if accelerator == "cuda" and devices > torch.cuda.device_count():
+        raise ValueError(
+            f"devices is {devices}, but torch finds {torch.cuda.device_count()} CUDA device(s). Fix: one "
+            "process for each, or device='cpu'."
+        )
+    return devices, nodes
+
+
+def _strategy(config: RunConfig, fabric_module: Any, world: int) -> Any:
+    """Fabric's strategy. Weights are put in shares by ``lpbnn.training.shares``, not by Fabric."""
+    if config.strategy == "fsdp":
+        if world == 1:
+            return "auto"  # nothing to share
+        return fabric_module.strategies.ModelParallelStrategy(
+            _as_it_is, data_parallel_size=world, tensor_parallel_size=1
+        )
+    return "ddp" if world > 1 and config.strategy == "auto" else config.strategy
+
+
+def _as_it_is(module: torch.nn.Module, mesh: Any) -> torch.nn.Module:
+    return module
+
+
+def _precision(config: RunConfig, accelerator: str, mixed: Any) -> dict[str, Any]:
+    class Autocast(mixed):
+        """Autocast alone: Fabric would also round the inputs and, in regression, the targets."""
+
+        def convert_input(self, data: Any) -> Any:
+            return data
+
+    if config.precision == "32":
+        return {"precision": "32-true"}
+    name = "bf16-mixed" if config.precision == "bf16" else "16-mixed"
+    return {"plugins": [Autocast(name, device=accelerator)]}
+
+
+@contextmanager
+def ending_well(fabric: "Fabric", farewell: Callable[[], str]) -> Iterator[None]:
+    """Ctrl-C, SIGTERM and the end of another process leave the block with a message: ``farewell``.
+
+    SIGTERM is how torchrun and cluster schedulers end a process.
+    """
+    try:
+        with _termination_as_interrupt():
+            try:
+                yield
+            except RuntimeError as error:
+                if not _lost_process(error, fabric):
+                    raise
+                _ignore_termination()  # torchrun's, before the message is out
+                raise RunError(f"another process of this run has ended: {farewell()}") from error
+    except Interrupted:
+        raise  # a block inside this one knew more
+    except KeyboardInterrupt as error:
+        raise Interrupted(farewell()) from error
+
+
+def _lost_process(error: RuntimeError, fabric: "Fabric") -> bool:
+    """Whether an error in the middle of a run means that another process is gone."""
+    network = isinstance(error, getattr(distributed, "DistError", ()))
+    return fabric.world_size > 1 and (network or any(sign in str(error) for sign in LOST))
+
+
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is stop:  # or a block inside this one ignores it now
+            signal.signal(signal.SIGTERM, before)
+
+
+def _ignore_termination() -> None:
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _is_connected() -> bool:
+    return distributed.is_available() and distributed.is_initialized()
+
+
+def _disconnect() -> None:
+    if _is_connected():
+        distributed.destroy_process_group()
+
+
+def _watch(children: list[subprocess.Popen[bytes]]) -> None:
+    """End with a message when a process that Fabric started, or the one that started us, is gone.
+
+    A collective may wait half an hour for a process that is gone; torchrun watches its processes itself.
+    """
+    started_by = os.getppid()
+
+    def look() -> None:
+        while True:
+            time.sleep(LOOK_EVERY)
+            ended = [child for child in children if child.poll()]
+            orphaned = not children and os.getppid() != started_by
+            if ended or orphaned:
+                time.sleep(LOOK_EVERY)  # most often a collective has noticed by now, and says more
+                which = (
+                    f"process {ended[0].pid} (exit code {ended[0].returncode})"
+                    if ended
+                    else "rank 0"
+                )
+                print(f"error: {which} of this run has ended, so this one does.", file=sys.stderr)
+                for child in children:
+                    child.kill()
+                os._exit(2)
+
+    threading.Thread(target=look, daemon=True, name="lpbnn-watch").start()

@@ -1,0 +1,289 @@
+"""The only training loop. It knows the contract of a model, and no method.
+
+Everything random comes from (seed, epoch): the order, the augmentation and, through torch's
+generators seeded at the start of every epoch, what the model draws. Checkpoints are made between
+epochs, so a resumed run repeats what the uninterrupted one did, on the CPU in float32 bit for bit.
+
+Losses are summed on the device and looked at every ``LOOK_EVERY`` steps, as far as they have arrived;
+nothing waits for the device before the end of an epoch.
+
+Several processes see the same joint batches, a share each, and agree at the end of every epoch on the
+statistics of rank 0's share, on whether to go on, and on the validation. Rank 0 alone writes.
+"""
+
+import math
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lpbnn.data import Splits
+from lpbnn.kernels.row_norm import restore_batch_norms
+from lpbnn.model import NotFittedWarning, UncertainModel
+from lpbnn.training import logs, shares, turns, weights
+from lpbnn.training.config import RunConfig
+from lpbnn.training.feed import Feed, noise_seed
+from lpbnn.training.launch import ending_well, launch
+from lpbnn.training.memory import peak_memory, reset_peak_memory
+from lpbnn.training.optim import factor
+from lpbnn.training.ranks import Ranks
+from lpbnn.training.rundir import CHECKPOINT, TENSORBOARD, Row, RunDir
+from lpbnn.training.scoring import validate
+from lpbnn.training.step import WARM_UP, Means, Step, fast_convolutions
+from lpbnn.training.tally import NotFinite
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+LOOK_EVERY = 50  # steps
+READY = WARM_UP + 2  # steps after which all is compiled and recorded
+
+
+@dataclass
+class Training:
+    """How a training went; a diverged one is a result like any other."""
+
+    epochs: int = 0
+    """Finished ones."""
+    diverged: int | None = None
+    """The epoch, from 1, in which the loss, a weight or a prediction became non-finite."""
+    seconds: float = 0.0
+    """Of training alone, without validation; over all sessions of a resumed run."""
+    peak_memory: int = 0
+    """Bytes: allocated on the GPU, or the process's resident set on the CPU."""
+    rows: list[Row] = field(default_factory=list)
+    """The log: one row per epoch."""
+
+
+def fit(
+    model: UncertainModel,
+    splits: Splits,
+    config: RunConfig,
+    fabric: "Fabric | None" = None,
+    folder: RunDir | None = None,
+    resume: bool = False,
+) -> Training:
+    """Train ``model`` in place; the last finite weights are left in it.
+
+    With a folder the run is logged and checkpointed there, and ``resume`` goes on from its
+    checkpoint. Ctrl-C (and SIGTERM) then raises ``Interrupted``, which says how to resume; a process that
+    ended ends the others with a ``RunError`` that says the same.
+
+    >>> from lpbnn.training.build import DataInfo, build_model, load_data
+    >>> config = RunConfig("mcp", epochs=2, device="cpu", progress=False)
+    >>> splits = load_data(config)
+    >>> training = fit(build_model(config, DataInfo.of(splits)), splits, config)
+    >>> training.epochs, sorted(training.rows[-1])
+    (2, ['epoch', 'images_per_second', 'loss', 'lr', 'nll', 'seconds', 'val_accuracy', 'val_brier', ...])
+    """
+    fabric = fabric or launch(config)
+    logs.check_tensorboard(config.tensorboard)
+    shares.check_shareable(model, config)
+    where = "cpu" if shares.is_sharded(config, fabric) else fabric.device
+    state = folder.checkpoint(where) if folder is not None and resume else None
+    loop = _Loop(model, splits, config, fabric, folder, state)
+    with (
+        _generators(fabric.device),
+        fast_convolutions(fabric.device),
+        ending_well(fabric, loop.farewell),
+    ):
+        loop.run()
+        restore_batch_norms(model)  # a compiled step may have changed their class
+    return loop.training
+
+
+class _Loop:
+    """The state of one training."""
+
+    def __init__(
+        self,
+        model: UncertainModel,
+        splits: Splits,
+        config: RunConfig,
+        fabric: "Fabric",
+        folder: RunDir | None,
+        state: dict[str, Any] | None,
+    ) -> None:
+        self.model, self.splits, self.config, self.fabric = model, splits, config, fabric
+        self.folder, self.ranks = folder, Ranks(fabric)
+        self.writer = folder if fabric.is_global_zero else None  # one process writes
+        self.feed = Feed(splits, config, fabric.device, fabric.global_rank, fabric.world_size)
+        if state is not None:
+            weights.restore(model, state.pop("model"), f"{folder and folder / CHECKPOINT}")
+        self.sharded = shares.is_sharded(config, fabric)
+        self.trained = self._placed(model)
+        self.step = Step(self.trained, config, fabric, self.feed.batch_size // self.feed.world)
+        self.training = Training()
+        self.good = weights.snapshot(model)  # the last finite weights
+        self.infinite = weights.not_finite(self.trained)  # as given: a mask of attention, say
+        self.saved = 0  # the epoch of the last checkpoint
+        self.takes_turns = turns.are_taken(config.compile, fabric.device, fabric.world_size)
+        self.waited = 0.0  # seconds of this epoch, for other runs on the same GPU
+        if folder is not None and state is not None:
+            self.restore(folder, state)
+
+    def _placed(self, model: UncertainModel) -> UncertainModel:
+        """The model on its device; or, where weights are kept in shares, the copy that is trained."""
+        if self.sharded:
+            return shares.in_shares(model, self.fabric)
+        model.to(self.fabric.device)
+        if self.config.channels_last:
+            weights.channels_last(model)
+        return model
+
+    def run(self) -> None:
+        config, start = self.config, self.training.epochs
+        shown = config.progress and self.fabric.is_global_zero
+        board = self.writer / TENSORBOARD if self.writer and config.tensorboard else None
+        reset_peak_memory(self.fabric.device)
+        with (
+            logs.progress(shown, config.epochs, self.feed.steps, start) as self.bar,
+            logs.tensorboard(board, start) as self.board,
+        ):
+            while self.training.epochs < config.epochs and self.training.diverged is None:
+                self.epoch(self.training.epochs)
+        self.model.to(self.fabric.device)
+        if self.training.epochs > 0:
+            torch.manual_seed(noise_seed(config.seed, config.epochs, 0))
+            self.model.after_fit(self.feed.plain())
+
+    def epoch(self, epoch: int) -> None:
+        started, self.waited = time.perf_counter(), 0.0
+        means = self.pass_over_data(epoch, started)
+        seconds = time.perf_counter() - started - self.waited
+        self.training.seconds += seconds
+        self.training.peak_memory = max(self.training.peak_memory, peak_memory(self.fabric.device))
+        images = means.pop("examples")
+        row: Row = {
+            "epoch": epoch + 1,
+            "lr": self.config.optim.lr * self.scale(epoch * self.feed.steps),
+            **means,
+        }
+        if self.settled(means) and (scores := self.scores(epoch)) is not None:
+            row |= scores
+            self.training.epochs = epoch + 1
+            self.good = weights.snapshot(self.model)
+        else:
+            self.training.diverged = epoch + 1
+            self.model.load_state_dict(self.good)
+        row |= {"images_per_second": images / seconds, "seconds": seconds}
+        self.record(row)
+
+    def settled(self, means: dict[str, float]) -> bool:
+        """Whether what was learned is finite: all processes answer alike, and have the same model."""
+        self.ranks.same_buffers(self.trained)
+        finite = all(map(math.isfinite, means.values()))
+        if not self.ranks.agree(finite and weights.not_finite(self.trained) <= self.infinite):
+            return False
+        if self.sharded:
+            self.model.load_state_dict(shares.whole(self.trained.state_dict()))
+        return True
+
+    def pass_over_data(self, epoch: int, started: float) -> dict[str, float]:
+        """Train for one epoch: the mean of every term and the examples they are of.
+
+        It ends where the loss is found to be non-finite.
+        """
+        config, model = self.config, self.trained
+        model.train()
+        model.before_epoch(epoch, config.epochs)
+        torch.manual_seed(noise_seed(config.seed, epoch, self.fabric.global_rank))
+        means = Means(self.step)
+        with self.step.begin():
+            for number, (x, y) in enumerate(self.feed.epoch(epoch), start=1):
+                self.step(x, y, self.scale(epoch * self.feed.steps + number - 1))
+                if number == min(READY, self.feed.steps) and self.takes_turns:
+                    self.waited = turns.take()
+                if number % LOOK_EVERY == 0 and (seen := means.peek()) is not None:
+                    if self.bar is not None:
+                        self.bar.step(epoch, number, seen, time.perf_counter() - started)
+                    if not math.isfinite(seen["loss"]):
+                        break
+            return means.read()
+
+    def scale(self, step: int) -> float:
+        """The learning rate at a step, as a factor of the full one."""
+        return factor(self.config.schedule, step, self.feed.steps, self.config.epochs)
+
+    def scores(self, epoch: int) -> dict[str, float] | None:
+        """Validation metrics where they are due; None if the predictions are not finite."""
+        every, last = self.config.validate_every, epoch + 1 == self.config.epochs
+        due = every and len(self.splits.val) and ((epoch + 1) % every == 0 or last)
+        if not due:
+            return {}
+        self.model.to(self.fabric.device)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", NotFittedWarning)  # after_fit is still to come
+                return validate(self.model, self.splits, self.config, self.fabric)
+        except NotFinite:
+            return None
+        finally:
+            if self.sharded:
+                self.model.cpu()
+
+    def record(self, row: Row) -> None:
+        """Show and keep what an epoch gave."""
+        self.training.rows.append(row)
+        if self.bar is not None:
+            self.bar.epoch(row)
+        if self.board is not None:
+            for name, value in row.items():
+                self.board.add_scalar(name, value, row["epoch"])
+        over = self.training.epochs == self.config.epochs or self.training.diverged is not None
+        if self.writer is not None:
+            self.writer.write_log(self.training.rows)
+        if over or self.training.epochs % self.config.checkpoint_every == 0:
+            state = self.state() if self.sharded or self.writer is not None else {}
+            if self.writer is not None:
+                self.writer.save_checkpoint(state)
+            self.saved = self.training.epochs
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds, whatever the strategy: it can be resumed with any other.
+
+        No generators and no schedule: both follow from the epoch.
+        """
+        progress = asdict(self.training)
+        del progress["rows"]  # they are in the log
+        optimizer = self.step.optimizer.state_dict()
+        return {
+            **progress,
+            "model": self.model.state_dict(),
+            "optimizer": shares.whole(optimizer) if self.sharded else optimizer,
+            "precision": self.fabric.strategy.precision.state_dict(),
+        }
+
+    def restore(self, folder: RunDir, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint; the model has its weights already."""
+        optimizer = state.pop("optimizer")
+        if self.sharded:
+            optimizer = shares.optimizer_shares(self.step.optimizer, optimizer)
+        self.step.optimizer.load_state_dict(optimizer)
+        self.step.ready()
+        self.fabric.strategy.precision.load_state_dict(state.pop("precision"))
+        diverged = state["diverged"] is not None
+        rows = folder.log(epochs=state["epochs"] + diverged)
+        self.training = Training(**state, rows=rows)
+        self.saved = self.training.epochs
+
+    def farewell(self) -> str:
+        done, of = self.training.epochs, self.config.epochs
+        if self.folder is None:
+            return f"stopped after {done} of {of} epochs; without a folder nothing was kept."
+        where = f"goes on after epoch {self.saved}" if self.saved else "starts again"
+        return (
+            f"stopped after {done} of {of} epochs. Resume with: lpbnn train --resume "
+            f"{self.folder.path} (it {where})."
+        )
+
+
+@contextmanager
+def _generators(device: torch.device) -> Iterator[None]:
+    """Training seeds torch's generators; the caller's are given back as they were."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield

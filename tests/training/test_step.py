@@ -1,0 +1,118 @@
+"""A recorded step is kept over the epochs, and a compiled one checks the network first."""
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lpbnn
+from lpbnn import methods
+from lpbnn.data import Splits
+from lpbnn.kernels.row_norm import RowNorm
+from lpbnn.members.ensemble import MemberEnsemble
+from lpbnn.model import UncertainModel
+from lpbnn.training import RunConfig
+from lpbnn.training.build import DataInfo, build_model
+from lpbnn.training.launch import launch
+from lpbnn.training.step import Step, TrainStep
+from lpbnn.training.train import fit
+
+Make = Callable[..., RunConfig]
+EPOCHS = 4
+
+
+class Forgetful:
+    """A recording, which needs a GPU, that only counts how often it is made anew."""
+
+    times = 0
+
+    def forget(self) -> None:
+        self.times += 1
+
+    def on_its_stream(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+
+def forgotten(model: UncertainModel, config: RunConfig) -> list[int]:
+    """Return the epochs before which a recording was given up."""
+    step = Step(model, config, launch(config), config.batch_size)
+    step.recording = recording = Forgetful()  # type: ignore[assignment]
+    found = []
+    for epoch in range(EPOCHS):
+        before = recording.times
+        model.before_epoch(epoch, EPOCHS)
+        with step.begin():
+            pass
+        found += [epoch] if recording.times > before else []
+    return found
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_a_recorded_step_is_kept_over_the_epochs(make: Make, splits: Splits, method: str) -> None:
+    options = {"anneal": 0.5} if method in ("rank1", "meanfield") else {}
+    config = make(method, method_options=options)
+    assert forgotten(build_model(config, DataInfo.of(splits)), config) == []
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_what_before_epoch_changes_in_the_loss_is_in_buffers(
+    make: Make, splits: Splits, method: str
+) -> None:
+    """A recorded step sees nothing else change."""
+    model = build_model(make(method), DataInfo.of(splits)).train()
+    later = copy.deepcopy(model)
+    later.before_epoch(EPOCHS - 1, EPOCHS)
+    for own, changed in zip(model.buffers(), later.buffers(), strict=True):
+        own.copy_(changed)
+    x, y = splits.normalise(splits.train[:8][0]), splits.train[:8][1]
+    losses = []
+    for one in (model, later):
+        torch.manual_seed(0)
+        losses.append(one.loss(x, y)["loss"])
+    assert torch.equal(*losses)
+
+
+class TwoViews(nn.Module):
+    """Two views of a batch as rows of one call: a member's rows are not together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(4, 4), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = self.layer(torch.cat([x, -x])).relu()
+        return self.head(torch.cat(both.chunk(2), 1))
+
+
+def test_a_compiled_step_is_checked_before_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda f, options: f)
+    model = lpbnn.build(TwoViews(), "batchensemble", members=2)
+    step = TrainStep(model.train(), compiled_for=6)
+    x, y = torch.randn(6, 4), torch.randint(3, (6,))
+    with pytest.warns(UserWarning, match="one after another"):
+        step(x, y)
+    assert isinstance(model, MemberEnsemble)
+    assert model.execution == "loop"
+
+
+def test_batch_norms_are_as_they_were_after_a_compiled_training(
+    make: Make, splits: Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[type[nn.Module]] = set()
+    monkeypatch.setattr(torch, "compile", lambda f, options: f)
+    config = make("lpbnn", backbone="wrn-10-1", backbone_options={}, compile=True, epochs=1)
+    model = build_model(config, DataInfo.of(splits))
+    loss = model.loss
+
+    def spy(*batch: Any) -> Any:
+        seen.update(map(type, model.modules()))
+        return loss(*batch)
+
+    model.loss = spy  # type: ignore[method-assign]
+    fit(model, splits, config)
+    assert RowNorm in seen
+    assert {type(m) for m in model.modules() if isinstance(m, nn.BatchNorm2d)} == {nn.BatchNorm2d}

@@ -1,0 +1,179 @@
+"""Three processes (here: threads), one without a batch, find what one finds, to the last bit."""
+
+import copy
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lpbnn import data
+from lpbnn.predict import Prediction
+from lpbnn.training import RunConfig
+from lpbnn.training.build import DataInfo, build_model
+from lpbnn.training.config import EvalConfig
+from lpbnn.training.ranks import Ranks
+from lpbnn.training.scoring import Predictor
+from lpbnn.training.tally import HISTOGRAM_BINS, NotFinite, Tally
+from lpbnn.training.task_tally import SegmentationTally, tally_of
+
+WORLD = 3
+RUNS: dict[str, tuple[RunConfig, dict[str, int]]] = {
+    "classes": (RunConfig("batchensemble", evaluate=EvalConfig(batch_size=300)), {}),
+    "pixels": (
+        RunConfig(
+            "batchensemble",
+            {"include": "decoder.*"},
+            "deeplab-resnet18",
+            {"width": 4, "channels": 8},
+            "street-scenes",
+            evaluate=EvalConfig(batch_size=2),
+        ),
+        {"train": 2, "val": 2, "test": 4},
+    ),
+    "numbers": (
+        RunConfig(
+            "batchensemble", backbone="mlp", data="diabetes", evaluate=EvalConfig(batch_size=50)
+        ),
+        {},
+    ),
+}
+
+
+class Threads(Ranks):
+    """A process that is a thread."""
+
+    def __init__(self, rank: int, meeting: threading.Barrier, given: dict[int, Any]) -> None:
+        self.rank, self.world, self.meeting, self.given = rank, WORLD, meeting, given
+
+    def gather(self, mine: Any) -> list[Any]:
+        self.given[self.rank] = mine
+        self.meeting.wait()
+        return [self.given[rank] for rank in range(WORLD)]
+
+
+def found(tally: Tally) -> str:
+    """Everything that comes of a tally, exactly."""
+    parts = [
+        tally.metrics(),
+        tally.uncertainty(),
+        tally.histogram.tolist(),
+        int(tally.seen.counts["examples"]),
+    ]
+    parts += [
+        [rows.tolist() for rows in tally.rows(name)] for name in ("scores", "probs", "curves")
+    ]
+    if isinstance(tally, SegmentationTally):
+        parts.append(tally.detection())
+    if (diversity := getattr(tally, "diversity", None)) is not None:
+        parts.append(diversity.compute())
+    return json.dumps(parts)
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_shares_make_the_whole(kind: str) -> None:
+    config, options = RUNS[kind]
+    splits = data.load(config.data, **options)
+    info, device = DataInfo.of(splits), torch.device("cpu")
+    model = build_model(config, info)
+    meeting, given = threading.Barrier(WORLD, timeout=60), {}
+
+    def share(rank: int) -> str:
+        predictor = Predictor(
+            copy.deepcopy(model), info, config, device, ranks=Threads(rank, meeting, given)
+        )
+        return found(predictor.over(splits.test, tally_of(info, device, keep=True)))
+
+    alone = Predictor(model, info, config, device)
+    batches = -(-len(splits.test) // alone.batch_size)
+    assert batches == WORLD - 1  # the last one sees nothing
+    whole = found(alone.over(splits.test, tally_of(info, device, keep=True)))
+    with ThreadPoolExecutor(WORLD) as pool:
+        assert list(pool.map(share, range(WORLD))) == [whole] * WORLD
+
+
+def test_a_share_that_is_no_number_is_seen_by_all() -> None:
+    config, _ = RUNS["classes"]
+    splits = data.load("digits")
+    info, device = DataInfo.of(splits), torch.device("cpu")
+    meeting, given = threading.Barrier(WORLD, timeout=60), {}
+
+    def share(rank: int) -> Tally:
+        model = build_model(config, info)
+        if rank == 1:
+            torch.nn.init.constant_(next(model.parameters()), torch.nan)
+        ranks = Threads(rank, meeting, given)
+        predictor = Predictor(model, info, config, device, ranks=ranks)
+        return predictor.over(splits.test, tally_of(info, device))
+
+    with ThreadPoolExecutor(WORLD) as pool:
+        for tally in pool.map(share, range(WORLD)):
+            with pytest.raises(NotFinite, match="the model has diverged"):
+                tally.metrics()
+
+
+VOID, STRANGE = 255, 9
+
+
+def pixels(is_ood: bool = False) -> tuple[SegmentationTally, list[Prediction], list[Tensor]]:
+    """Two batches of scenes, of which the second has hardly a pixel that counts."""
+    splits = data.load("street-scenes", train=1, val=1, test=1, size=(16, 16))
+    info = DataInfo.of(splits)
+    assert (info.ignore_index, info.ood_index, info.num_classes) == (VOID, STRANGE, STRANGE)
+    tally = SegmentationTally(info, torch.device("cpu"), is_ood=is_ood)
+    draws = torch.Generator().manual_seed(0)
+    predictions, labels = [], []
+    for scenes in (3, 1):
+        probs = torch.rand(scenes, STRANGE, 6, 8, generator=draws).softmax(1)
+        parts = torch.rand(2, scenes, 6, 8, generator=draws)
+        predictions.append(Prediction("segmentation", probs, *parts, None))
+        targets = torch.randint(0, STRANGE + 1, (scenes, 6, 8), generator=draws)
+        labels.append(targets.where(torch.rand(targets.shape, generator=draws) < 0.7, VOID))
+    labels[1][:] = VOID
+    labels[1][0, 0, :2] = torch.tensor([0, STRANGE])
+    return tally, predictions, labels
+
+
+def fed(tally: SegmentationTally, predictions: list[Prediction], labels: list[Tensor]) -> Any:
+    for number, (prediction, targets) in enumerate(zip(predictions, labels, strict=True)):
+        tally.add(number, prediction, targets, 1 - prediction.confidence)
+    tally.merge(Ranks())
+    return tally.uncertainty(), tally.histogram.tolist()
+
+
+@pytest.mark.parametrize("is_ood", [False, True])
+def test_uncertainty_and_histogram_are_of_the_pixels_that_count(is_ood: bool) -> None:
+    """Each with the same weight, whichever scene and batch it is in; strange ones in strange sets."""
+    tally, predictions, labels = pixels(is_ood)
+    uncertainty, histogram = fed(tally, predictions, labels)
+    left_out = (VOID,) if is_ood else (VOID, STRANGE)
+    valid = [~torch.isin(targets, torch.tensor(left_out)) for targets in labels]
+    for name in ("total", "aleatoric", "epistemic"):
+        values = torch.cat([getattr(p, name)[v] for p, v in zip(predictions, valid, strict=True)])
+        assert uncertainty[name] == pytest.approx(float(values.double().mean()), rel=1e-12)
+    sure = torch.cat([p.confidence[v] for p, v in zip(predictions, valid, strict=True)])
+    assert histogram == torch.histc(sure, HISTOGRAM_BINS, 0, 1).long().tolist()
+    assert int(tally.seen.counts["examples"]) == 4
+
+
+def test_what_is_said_of_void_pixels_changes_nothing() -> None:
+    tally, predictions, labels = pixels()
+    before = fed(tally, predictions, labels)
+    for prediction, targets in zip(predictions, labels, strict=True):
+        out = (targets == VOID) | (targets == STRANGE)
+        for part in (prediction.aleatoric, prediction.epistemic):
+            part[out] = 100.0
+        sure = torch.eye(STRANGE)[0].expand(int(out.sum()), -1)
+        prediction.average.movedim(1, -1)[out] = sure
+    assert fed(pixels()[0], predictions, labels) == before
+
+
+def test_scenes_that_are_void_all_over_have_no_uncertainty() -> None:
+    tally, predictions, labels = pixels()
+    void = [torch.full_like(targets, VOID) for targets in labels]
+    uncertainty, histogram = fed(tally, predictions, void)
+    assert uncertainty == {"total": 0.0, "aleatoric": 0.0, "epistemic": 0.0}
+    assert sum(histogram) == 0
