@@ -14,8 +14,6 @@ from lpbnn.model import UncertainModel
 from lpbnn.training import Interrupted, RunConfig
 from lpbnn.training.launch import ending_well, launch
 from lpbnn.training.run import run
-from lpbnn.training.rundir import RunDir
-from lpbnn.training.shares import check_shareable
 
 Make = Callable[..., RunConfig]
 
@@ -27,20 +25,6 @@ def test_what_cannot_be_started_is_refused(make: Make, monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ValueError, match="devices is 4, but torch finds 1 CUDA device"):
         launch(make(device="cuda", devices=4))
-
-
-def test_what_cannot_be_shared_is_refused(make: Make) -> None:
-    model = UncertainModel(torch.nn.Identity())
-    for changes, what in (({"compile": True}, "compile"), ({"precision": "fp16"}, "fp16")):
-        with pytest.raises(ValueError, match=f"does not go with .*{what}"):
-            check_shareable(model, make(strategy="fsdp", **changes))
-
-
-def test_one_process_has_nothing_to_share(make: Make, splits: Splits, tmp_path: Path) -> None:
-    run(make(strategy="fsdp"), tmp_path / "fsdp", splits=splits)
-    run(make(), tmp_path / "plain", splits=splits)
-    one, two = (RunDir(tmp_path / name).state_dict() for name in ("fsdp", "plain"))
-    assert all(torch.equal(one[key], two[key]) for key in one)
 
 
 def test_sigterm_is_like_ctrl_c(

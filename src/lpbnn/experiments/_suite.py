@@ -5,7 +5,6 @@ import gc
 import json
 import multiprocessing
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
@@ -28,7 +27,6 @@ from lpbnn.training.environment import BESIDE
 from lpbnn.training.files import RunError
 from lpbnn.training.run import run
 from lpbnn.training.rundir import RunDir
-from lpbnn.training.turns import TURNS
 
 if TYPE_CHECKING:
     from lpbnn.report import PaperTable, Table
@@ -176,27 +174,26 @@ def _in_processes(
     # Spawned, because a forked torch hangs in its thread pool.
     context = multiprocessing.get_context("spawn")
     threads = max(1, (os.cpu_count() or 1) // jobs) if torch.cuda.is_available() else 1
-    with tempfile.NamedTemporaryFile(prefix="lpbnn-turns-") as turns:
-        pool = ProcessPoolExecutor(
-            jobs,
-            mp_context=context,
-            initializer=_start,
-            initargs=(threads, min(jobs, len(configs)), turns.name),
-        )
-        try:
-            futures: dict[Future[str], str] = {
-                pool.submit(_one, config, places[name], ledger): name
-                for name, config in configs.items()
-            }
-            for future in as_completed(futures):
-                done(futures[future], future.result())
-        except BrokenExecutor as error:
-            raise RunError(
-                f"a process of the {jobs} side by side was killed: out of memory? Fix: give the same "
-                "command with fewer --jobs; what is finished is not made again."
-            ) from error
-        finally:
-            pool.shutdown(cancel_futures=True)
+    pool = ProcessPoolExecutor(
+        jobs,
+        mp_context=context,
+        initializer=_start,
+        initargs=(threads, min(jobs, len(configs))),
+    )
+    try:
+        futures: dict[Future[str], str] = {
+            pool.submit(_one, config, places[name], ledger): name
+            for name, config in configs.items()
+        }
+        for future in as_completed(futures):
+            done(futures[future], future.result())
+    except BrokenExecutor as error:
+        raise RunError(
+            f"a process of the {jobs} side by side was killed: out of memory? Fix: give the same "
+            "command with fewer --jobs; what is finished is not made again."
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _data(config: RunConfig) -> Splits:
@@ -227,15 +224,14 @@ def end_with_the_command() -> None:
     def watch() -> None:
         if command is not None:
             command.join()
-            os._exit(1)  # run folders are whole at any moment, and a turn ends with its process
+            os._exit(1)  # run folders are whole at any moment
 
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _start(threads: int, jobs: int, turns: str) -> None:
+def _start(threads: int, jobs: int) -> None:
     end_with_the_command()
     torch.set_num_threads(threads)
-    os.environ.setdefault(TURNS, turns)
     # Whoever has started other commands as well may have said how many runs there are in all.
     os.environ[BESIDE] = str(max(jobs, int(os.environ.get(BESIDE, 1))))
 

@@ -10,8 +10,8 @@ from lpbnn.report.entries import score_meaning
 from lpbnn.report.quantities import COSTS, DEVIATIONS, UNCERTAINTY
 from lpbnn.report.runs import BASELINE, Group, Run, by_data, counted, grouped, read_runs
 from lpbnn.report.tables import Cell, Column, PaperTable, Table, build
+from lpbnn.training.environment import were_alone
 from lpbnn.training.rundir import RunDir
-from lpbnn.training.turns import were_alone
 
 TEST = ("miou", "accuracy", "nll", "rmse", "coverage", "ece", "brier")
 DETECTION = ("auroc", "aupr", "fpr95")

@@ -223,8 +223,8 @@ class RunConfig:
     devices: int = 1
     """Processes on each node, one device each; under torchrun its own count is taken."""
     nodes: int = 1
-    strategy: Literal["auto", "ddp", "ddp_find_unused_parameters_true", "fsdp"] = "auto"
-    """Of several processes: each has all weights (ddp, the default), or its share of them (fsdp)."""
+    strategy: Literal["auto", "ddp", "ddp_find_unused_parameters_true"] = "auto"
+    """Fabric's strategy for several processes; auto is ddp."""
     validate_every: int = 1
     """Epochs between looks at the validation part; 0 never looks."""
     checkpoint_every: int = 1

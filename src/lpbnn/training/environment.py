@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,17 @@ def environment(device: torch.device | str = "cpu", processes: int = 1) -> dict[
         "dirty": dirty,
         "command": [_program(sys.argv[0]), *map(_shown, sys.argv[1:])] if sys.argv else [],
     }
+
+
+def were_alone(sessions: Iterable[Mapping[str, Any]]) -> bool:
+    """Return True if no other run used the device in any session of a run.
+
+    Records from before 0.2 may have "in_turn": other runs were there, but waited meanwhile.
+
+    >>> were_alone([{"beside": 1}, {"beside": 4, "in_turn": True}]), were_alone([{"beside": 4}])
+    (True, False)
+    """
+    return all(one.get("beside", 1) == 1 or one.get("in_turn", False) for one in sessions)
 
 
 def device_name(device: torch.device | str) -> str:

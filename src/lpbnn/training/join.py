@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from lpbnn.data import Splits
 from lpbnn.methods.ensemble import DeepEnsemble, from_members
-from lpbnn.training import turns
 from lpbnn.training.build import DataInfo, load_data, resolved
 from lpbnn.training.codec import differences, to_data
 from lpbnn.training.config import INCIDENTAL, RunConfig
@@ -85,8 +84,7 @@ def join(
     target.write_arrays(found.arrays)
     here = environment(fabric.device, fabric.world_size)
     beside = max(here["beside"], *(member.session.get("beside", 1) for member in members))
-    alone = here["beside"] == 1 and all(turns.were_alone(m.folder.sessions()) for m in members)
-    target.add_session({**here, "beside": beside, "in_turn": alone and beside > 1})
+    target.add_session({**here, "beside": beside})
     target.write_results(found.results)
     # The config goes last: with it and no results, the folder would look like a run to be resumed.
     target.prepare(config, info)

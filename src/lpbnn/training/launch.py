@@ -51,7 +51,7 @@ def launch(config: RunConfig) -> "Fabric":
         accelerator=accelerator,
         devices=devices,
         num_nodes=nodes,
-        strategy=_strategy(config, fabric_module, devices * nodes),
+        strategy="ddp" if devices * nodes > 1 and config.strategy == "auto" else config.strategy,
         **_precision(config, accelerator, fabric_module.plugins.MixedPrecision),
     )
     first = not _is_connected()
@@ -71,8 +71,7 @@ def _fabric() -> Any:
         module = importlib.import_module("lightning.fabric")
     except ModuleNotFoundError:
         module = importlib.import_module("lightning_fabric")
-    for part in ("plugins", "strategies"):
-        importlib.import_module(f"{module.__name__}.{part}")
+    importlib.import_module(f"{module.__name__}.plugins")
     return module
 
 
@@ -104,21 +103,6 @@ def _processes(config: RunConfig, accelerator: str) -> tuple[int, int]:
             "process for each, or device='cpu'."
         )
     return devices, nodes
-
-
-def _strategy(config: RunConfig, fabric_module: Any, world: int) -> Any:
-    """Fabric's strategy. Weights are put in shares by ``lpbnn.training.shares``, not by Fabric."""
-    if config.strategy == "fsdp":
-        if world == 1:
-            return "auto"  # nothing to share
-        return fabric_module.strategies.ModelParallelStrategy(
-            _as_it_is, data_parallel_size=world, tensor_parallel_size=1
-        )
-    return "ddp" if world > 1 and config.strategy == "auto" else config.strategy
-
-
-def _as_it_is(module: torch.nn.Module, mesh: Any) -> torch.nn.Module:
-    return module
 
 
 def _precision(config: RunConfig, accelerator: str, mixed: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 
 from lpbnn.data import Splits
 from lpbnn.model import UncertainModel
-from lpbnn.training import logs, turns
+from lpbnn.training import logs
 from lpbnn.training.build import DataInfo, build_model, load_data, resolved
 from lpbnn.training.codec import differences
 from lpbnn.training.config import FREE, EvalConfig, RunConfig
@@ -22,7 +22,6 @@ from lpbnn.training.files import RunError
 from lpbnn.training.launch import ending_well, launch
 from lpbnn.training.optim import matching
 from lpbnn.training.rundir import RunDir
-from lpbnn.training.shares import check_shareable
 from lpbnn.training.tally import NotFinite
 from lpbnn.training.train import Training, fit
 from lpbnn.training.tryout import try_out
@@ -71,7 +70,7 @@ def run(
     config = target.config_as_measured() if config is None else resolved(config)
     fabric = launch(config)
     early = "stopped before anything was trained or measured. Start it again the same way."
-    with turns.until_the_end(), ending_well(fabric, lambda: early):
+    with ending_well(fabric, lambda: early):
         return _run(config, target, fabric, resume, overwrite, splits)
 
 
@@ -101,17 +100,12 @@ def _run(
     for pattern in config.optim.parts:
         matching(model, pattern)  # told before anything is written
     try_out(model, config, splits, info)
-    check_shareable(model, config)
-    in_turn = turns.are_taken(config.compile, fabric.device, fabric.world_size)
     if fabric.is_global_zero:
         if overwrite and plan == "fresh":
             target.clear()
         target.prepare(config, info)
-        here = environment(fabric.device, fabric.world_size)
-        target.add_session({**here, "in_turn": in_turn})
+        target.add_session(environment(fabric.device, fabric.world_size))
     training = fit(model, splits, config, fabric, target, resume=plan == "resume")
-    if in_turn:
-        turns.take()  # one that was trained before, and stopped while it was measured, has not had it yet
     over = "training is over, the evaluation was stopped. Resume with: lpbnn train --resume"
     with ending_well(fabric, lambda: f"{over} {target.path}"):
         if fabric.is_global_zero:

@@ -24,7 +24,7 @@ import torch
 from lpbnn.data import Splits
 from lpbnn.kernels.row_norm import restore_batch_norms
 from lpbnn.model import NotFittedWarning, UncertainModel
-from lpbnn.training import logs, shares, turns, weights
+from lpbnn.training import logs, weights
 from lpbnn.training.config import RunConfig
 from lpbnn.training.feed import Feed, noise_seed
 from lpbnn.training.launch import ending_well, launch
@@ -33,14 +33,13 @@ from lpbnn.training.optim import factor
 from lpbnn.training.ranks import Ranks
 from lpbnn.training.rundir import CHECKPOINT, TENSORBOARD, Row, RunDir
 from lpbnn.training.scoring import validate
-from lpbnn.training.step import WARM_UP, Means, Step, fast_convolutions
+from lpbnn.training.step import Means, Step, fast_convolutions
 from lpbnn.training.tally import NotFinite
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 LOOK_EVERY = 50  # steps
-READY = WARM_UP + 2  # steps after which all is compiled and recorded
 
 
 @dataclass
@@ -82,9 +81,7 @@ def fit(
     """
     fabric = fabric or launch(config)
     logs.check_tensorboard(config.tensorboard)
-    shares.check_shareable(model, config)
-    where = "cpu" if shares.is_sharded(config, fabric) else fabric.device
-    state = folder.checkpoint(where) if folder is not None and resume else None
+    state = folder.checkpoint(fabric.device) if folder is not None and resume else None
     loop = _Loop(model, splits, config, fabric, folder, state)
     with (
         _generators(fabric.device),
@@ -114,26 +111,16 @@ class _Loop:
         self.feed = Feed(splits, config, fabric.device, fabric.global_rank, fabric.world_size)
         if state is not None:
             weights.restore(model, state.pop("model"), f"{folder and folder / CHECKPOINT}")
-        self.sharded = shares.is_sharded(config, fabric)
-        self.trained = self._placed(model)
-        self.step = Step(self.trained, config, fabric, self.feed.batch_size // self.feed.world)
+        model.to(fabric.device)
+        if config.channels_last:
+            weights.channels_last(model)
+        self.step = Step(model, config, fabric, self.feed.batch_size // self.feed.world)
         self.training = Training()
         self.good = weights.snapshot(model)  # the last finite weights
-        self.infinite = weights.not_finite(self.trained)  # as given: a mask of attention, say
+        self.infinite = weights.not_finite(model)  # as given: a mask of attention, say
         self.saved = 0  # the epoch of the last checkpoint
-        self.takes_turns = turns.are_taken(config.compile, fabric.device, fabric.world_size)
-        self.waited = 0.0  # seconds of this epoch, for other runs on the same GPU
         if folder is not None and state is not None:
             self.restore(folder, state)
-
-    def _placed(self, model: UncertainModel) -> UncertainModel:
-        """The model on its device; or, where weights are kept in shares, the copy that is trained."""
-        if self.sharded:
-            return shares.in_shares(model, self.fabric)
-        model.to(self.fabric.device)
-        if self.config.channels_last:
-            weights.channels_last(model)
-        return model
 
     def run(self) -> None:
         config, start = self.config, self.training.epochs
@@ -146,15 +133,14 @@ class _Loop:
         ):
             while self.training.epochs < config.epochs and self.training.diverged is None:
                 self.epoch(self.training.epochs)
-        self.model.to(self.fabric.device)
         if self.training.epochs > 0:
             torch.manual_seed(noise_seed(config.seed, config.epochs, 0))
             self.model.after_fit(self.feed.plain())
 
     def epoch(self, epoch: int) -> None:
-        started, self.waited = time.perf_counter(), 0.0
+        started = time.perf_counter()
         means = self.pass_over_data(epoch, started)
-        seconds = time.perf_counter() - started - self.waited
+        seconds = time.perf_counter() - started
         self.training.seconds += seconds
         self.training.peak_memory = max(self.training.peak_memory, peak_memory(self.fabric.device))
         images = means.pop("examples")
@@ -163,7 +149,9 @@ class _Loop:
             "lr": self.config.optim.lr * self.scale(epoch * self.feed.steps),
             **means,
         }
-        if self.settled(means) and (scores := self.scores(epoch)) is not None:
+        # Gradients are averaged over processes, buffers are not: all go on with those of rank 0.
+        self.ranks.same_buffers(self.model)
+        if self.is_finite(means) and (scores := self.scores(epoch)) is not None:
             row |= scores
             self.training.epochs = epoch + 1
             self.good = weights.snapshot(self.model)
@@ -173,22 +161,17 @@ class _Loop:
         row |= {"images_per_second": images / seconds, "seconds": seconds}
         self.record(row)
 
-    def settled(self, means: dict[str, float]) -> bool:
-        """Whether what was learned is finite: all processes answer alike, and have the same model."""
-        self.ranks.same_buffers(self.trained)
+    def is_finite(self, means: dict[str, float]) -> bool:
+        """Return True if the losses and weights of all processes are finite."""
         finite = all(map(math.isfinite, means.values()))
-        if not self.ranks.agree(finite and weights.not_finite(self.trained) <= self.infinite):
-            return False
-        if self.sharded:
-            self.model.load_state_dict(shares.whole(self.trained.state_dict()))
-        return True
+        return self.ranks.agree(finite and weights.not_finite(self.model) <= self.infinite)
 
     def pass_over_data(self, epoch: int, started: float) -> dict[str, float]:
         """Train for one epoch: the mean of every term and the examples they are of.
 
         It ends where the loss is found to be non-finite.
         """
-        config, model = self.config, self.trained
+        config, model = self.config, self.model
         model.train()
         model.before_epoch(epoch, config.epochs)
         torch.manual_seed(noise_seed(config.seed, epoch, self.fabric.global_rank))
@@ -196,8 +179,6 @@ class _Loop:
         with self.step.begin():
             for number, (x, y) in enumerate(self.feed.epoch(epoch), start=1):
                 self.step(x, y, self.scale(epoch * self.feed.steps + number - 1))
-                if number == min(READY, self.feed.steps) and self.takes_turns:
-                    self.waited = turns.take()
                 if number % LOOK_EVERY == 0 and (seen := means.peek()) is not None:
                     if self.bar is not None:
                         self.bar.step(epoch, number, seen, time.perf_counter() - started)
@@ -215,16 +196,12 @@ class _Loop:
         due = every and len(self.splits.val) and ((epoch + 1) % every == 0 or last)
         if not due:
             return {}
-        self.model.to(self.fabric.device)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", NotFittedWarning)  # after_fit is still to come
                 return validate(self.model, self.splits, self.config, self.fabric)
         except NotFinite:
             return None
-        finally:
-            if self.sharded:
-                self.model.cpu()
 
     def record(self, row: Row) -> None:
         """Show and keep what an epoch gave."""
@@ -238,32 +215,27 @@ class _Loop:
         if self.writer is not None:
             self.writer.write_log(self.training.rows)
         if over or self.training.epochs % self.config.checkpoint_every == 0:
-            state = self.state() if self.sharded or self.writer is not None else {}
             if self.writer is not None:
-                self.writer.save_checkpoint(state)
+                self.writer.save_checkpoint(self.state())
             self.saved = self.training.epochs
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds, whatever the strategy: it can be resumed with any other.
+        """Return the content of a checkpoint, which any number of processes can resume.
 
         No generators and no schedule: both follow from the epoch.
         """
         progress = asdict(self.training)
         del progress["rows"]  # they are in the log
-        optimizer = self.step.optimizer.state_dict()
         return {
             **progress,
             "model": self.model.state_dict(),
-            "optimizer": shares.whole(optimizer) if self.sharded else optimizer,
+            "optimizer": self.step.optimizer.state_dict(),
             "precision": self.fabric.strategy.precision.state_dict(),
         }
 
     def restore(self, folder: RunDir, state: dict[str, Any]) -> None:
         """Go on from a checkpoint; the model has its weights already."""
-        optimizer = state.pop("optimizer")
-        if self.sharded:
-            optimizer = shares.optimizer_shares(self.step.optimizer, optimizer)
-        self.step.optimizer.load_state_dict(optimizer)
+        self.step.optimizer.load_state_dict(state.pop("optimizer"))
         self.step.ready()
         self.fabric.strategy.precision.load_state_dict(state.pop("precision"))
         diverged = state["diverged"] is not None

@@ -106,8 +106,6 @@ def channels_last(model: nn.Module) -> None:
 def not_finite(model: nn.Module) -> set[str]:
     """The parameters and statistics that hold NaN or infinity, by name; waits for the device once.
 
-    Of weights that several processes share, those are looked at that are here.
-
     >>> layer = nn.Linear(2, 1)
     >>> layer.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
     >>> not_finite(layer)
@@ -117,6 +115,5 @@ def not_finite(model: nn.Module) -> set[str]:
     tensors = {name: tensor.detach() for name, tensor in named if tensor.is_floating_point()}
     if not tensors:
         return set()
-    here = [getattr(tensor, "to_local", lambda own=tensor: own)() for tensor in tensors.values()]
-    finite = torch.stack([tensor.isfinite().all() for tensor in here]).tolist()
+    finite = torch.stack([tensor.isfinite().all() for tensor in tensors.values()]).tolist()
     return {name for name, fine in zip(tensors, finite, strict=True) if not fine}
