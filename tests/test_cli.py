@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lpbnn import backbones, cli, data, methods, predict, source
+from lpbnn import cli, methods, predict, source
 from lpbnn.data.images import read_images
 from lpbnn.training.run import load_run
 
@@ -60,16 +61,38 @@ def test_ls_lists_everything(capsys: pytest.CaptureFixture[str]) -> None:
         assert name in shown
 
 
-def test_ls_shows_what_the_registries_hold(capsys: pytest.CaptureFixture[str]) -> None:
-    """It reads the files instead of importing them, and must not miss or change an entry."""
-    assert source.descriptions("lpbnn.backbones", "NETS") == {
-        name: entry.description for name, entry in backbones.entries().items()
-    }
-    assert source.descriptions("lpbnn.data", "SETS") == {
-        name: entry.description for name, entry in data.entries().items()
-    }
+def test_what_is_read_without_torch_is_what_an_import_gives() -> None:
+    read, imported = (
+        subprocess.run([sys.executable, "-c", before + OF_ALL], capture_output=True, text=True)
+        for before in ("", IMPORT_ALL)
+    )
+    assert read.returncode == 0, read.stderr
+    assert read.stdout.startswith("torch:\nFalse")
+    layer = "torch.nn.modules.module.Module"
+    shown = read.stdout.replace("lpbnn.source._Placeholder", layer)
+    assert shown.splitlines()[2:] == imported.stdout.splitlines()[2:]
     for name in methods.names():
         assert methods.describe(name) == (methods.load(name).__doc__ or "").strip().splitlines()[0]
+
+
+OF_ALL = r"""
+import sys
+from lpbnn import methods, source
+
+def shown(options):
+    return [(option.name, option.hint, option.default, option.description) for option in options]
+
+lines = [f"{name} {shown(methods.options(name))}" for name in methods.names()]
+for name, entry in source.entries("lpbnn.backbones", "NETS").items():
+    lines.append(f"{name} {entry.description} {shown(source.call_options(entry.build, 2))}")
+for name, entry in source.entries("lpbnn.data", "SETS").items():
+    lines.append(f"{name} {entry.description} {shown(source.call_options(entry.load, 1))}")
+print("torch:", "torch" in sys.modules, *lines, sep="\n")
+"""
+IMPORT_ALL = """
+from lpbnn import backbones, data, methods
+backbones.entries(), data.entries(), [methods.load(name) for name in methods.names()]
+"""
 
 
 @pytest.mark.parametrize("method", methods.names())
@@ -79,7 +102,7 @@ def test_ls_of_a_method_shows_every_option(method: str, capsys: pytest.CaptureFi
     assert [option.name for option in options] == [field.name for field in fields]
     for option, field in zip(options, fields, strict=True):
         assert option.description, f"{option.name} has no comment in the Config of {method}"
-        assert eval(option.default) == field.default
+        assert option.default == field.default
     lpbnn("ls", method)
     shown = capsys.readouterr().out
     for option in options:
@@ -91,25 +114,33 @@ def test_the_comment_of_an_option_may_be_in_any_of_three_places(tmp_path: Path) 
     (tmp_path / "commented.py").write_text(OPTIONS)
     sys.path.insert(0, str(tmp_path))
     try:
-        found = source.options("commented")
+        found = [
+            (option.name, option.default, option.description)
+            for option in source.config_options(source.read("commented", "Config"))
+        ]
     finally:
         sys.path.remove(str(tmp_path))
     assert found == [
-        ("beside", "1", "on its line"),
-        ("inherited", "3", "of the base"),
-        ("above", "None", "above it, on two lines"),
-        ("wrapped", "'a long one'", "inside"),
-        ("ignored", "0", "after the tool's"),
-        ("documented", "2", "in the docstring, on two lines."),
-        ("silent", "''", ""),
+        ("beside", 1, "on its line"),
+        ("inherited", 3, "of the base"),
+        ("above", None, "above it, on two lines"),
+        ("wrapped", "a long one", "inside"),
+        ("ignored", 0, "after the tool's"),
+        ("documented", 2, "in the docstring, on two lines."),
+        ("silent", "", ""),
     ]
 
 
 OPTIONS = '''
-class Base:
+import nobodys_library
+from dataclasses import dataclass
+
+@dataclass
+class Base(nobodys_library.Base):
     beside: int = 1  # on its line
     inherited: int = 2  # of the base
 
+@dataclass
 class Config(Base):
     """Options.
 

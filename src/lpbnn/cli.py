@@ -35,8 +35,8 @@ def ls(method: Annotated[Positional[str | None], arg(metavar="METHOD")] = None) 
         return
     families: dict[str, dict[str, str]] = {
         "methods": {name: methods.describe(name) for name in methods.names()},
-        "backbones": source.descriptions("lpbnn.backbones", "NETS"),
-        "data": dict(sorted(source.descriptions("lpbnn.data", "SETS").items())),
+        "backbones": _descriptions("lpbnn.backbones", "NETS"),
+        "data": dict(sorted(_descriptions("lpbnn.data", "SETS").items())),
         "experiments": {name: experiments.describe(name) for name in experiments.names()},
     }
     for family, entries in families.items():
@@ -51,6 +51,10 @@ def ls(method: Annotated[Positional[str | None], arg(metavar="METHOD")] = None) 
     console.print("The options of a method: lpbnn ls METHOD")
 
 
+def _descriptions(package: str, table: str) -> dict[str, str]:
+    return {name: entry.description for name, entry in source.entries(package, table).items()}
+
+
 def _show_options(method: str) -> None:
     console.print(escape(methods.describe(method)))
     table = Table(box=None, title_justify="left")
@@ -58,7 +62,7 @@ def _show_options(method: str) -> None:
     table.add_column("default", no_wrap=True)
     table.add_column("meaning")
     for option in methods.options(method):
-        table.add_row(*map(escape, option))
+        table.add_row(option.name, escape(repr(option.default)), escape(option.description))
     console.print("", table, "")
     _say(f"Choose them with: lpbnn train --method {method} --set NAME=VALUE ...")
     _say("lpbnn train fills in num_data, the number of training examples.")

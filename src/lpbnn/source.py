@@ -1,223 +1,224 @@
-"""Read descriptions, tables and options from source files, without importing what they import.
+"""Read names from modules without importing torch, for ``lpbnn --help`` and ``lpbnn ls``.
 
-``lpbnn --help`` and ``lpbnn ls`` show text that lives in the files of methods, backbones, data sets and
-experiments. Importing these files would import torch, which takes seconds.
+Methods, networks and data sets are declared in files that import torch, which takes seconds. Here the
+top-level statements of such a file are executed one by one, each when a name that it defines is needed, and
+libraries are replaced by a placeholder. A table of entries or the options of a method need nothing else.
 """
 
+import __future__
+
 import ast
+import dataclasses
 import importlib
-import io
-import re
+import inspect
 import sys
-import tokenize
-from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
+from collections.abc import Callable, Iterable
+from functools import cache, partial
+from importlib.machinery import ModuleSpec, PathFinder
+from itertools import takewhile
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import NamedTuple
-
-# Comments for tools, in front of or instead of those for readers.
-_FOR_TOOLS = re.compile(r"#\s*(type:|pyright:|noqa|fmt:)[^#]*")
+from typing import Any, NamedTuple
 
 
 class Option(NamedTuple):
-    """One field of a ``Config``: its name, its default as it is written, and one line about it."""
+    """An option of a method, a network or a data set."""
 
     name: str
-    default: str
+    hint: Any
+    default: Any
     description: str
 
 
 def doc(module: str) -> str:
-    """Return the docstring of a module; its parent packages are imported, the module is not.
+    """Return the docstring of a module, which is not imported.
 
     Example:
         >>> doc("lpbnn.source").splitlines()[0]
-        'Read descriptions, tables and options from source files, without importing what they import.'
+        'Read names from modules without importing torch, for ``lpbnn --help`` and ``lpbnn ls``.'
     """
-    return ast.get_docstring(_parsed(_file(module))) or ""
+    return ast.get_docstring(_names(module).tree) or ""
 
 
-def descriptions(package: str, table: str) -> dict[str, str]:
-    """Return ``{name: description}`` of the tables ``{name: Entry(...)}`` in a package's files.
+def read(module: str, name: str) -> Any:
+    """Return what a module calls ``name``, or None; the module is imported only if nothing else helps."""
+    if module not in sys.modules:
+        names = _names(module)
+        if name not in names.nodes:
+            return None
+        try:
+            return names[name]
+        except Exception:  # a statement that really needs a library
+            importlib.import_module(module)
+    return getattr(sys.modules[module], name, None)
 
-    A table that is computed rather than written out is imported instead.
 
-    Args:
-        package: the package whose files have tables; it is not imported.
-        table: what the tables are called; a file may have none.
+def entries(package: str, table: str) -> dict[str, Any]:
+    """Return all entries of the tables ``{name: Entry(...)}`` in a package's files.
 
     Example:
-        >>> descriptions("lpbnn.backbones", "NETS")["wrn-28-10"]
+        >>> entries("lpbnn.backbones", "NETS")["wrn-28-10"].description
         "Wide ResNet of the paper's CIFAR tables, 36.5 M parameters"
     """
-    found: dict[str, str] = {}
-    for name, path in sorted(_files(package)):
-        written = _assigned(_parsed(path), table)
-        if written is None:
-            continue
-        read = _entries(written)
-        if read is None:
-            entries = getattr(importlib.import_module(f"{package}.{name}"), table)
-            read = {key: entry.description for key, entry in entries.items()}
-        found |= read
-    return found
+    folders = getattr(sys.modules.get(package), "__path__", None)
+    files = iter_modules(folders or find(package).submodule_search_locations)
+    tables = (read(f"{package}.{name}", table) for name in sorted(file.name for file in files))
+    return {name: entry for found in tables for name, entry in (found or {}).items()}
 
 
-def options(module: str, config: str = "Config") -> list[Option]:
-    """Return the fields of a dataclass and of its bases, in the order of the dataclass.
+def config_options(config: type) -> list[Option]:
+    """Return the fields of a method's ``Config``.
 
     The description of a field is the comment on its line, else the comment above it, else its entry in
     the ``Args`` of the class. A field that has none of these keeps the description in the base class.
 
     Example:
-        >>> options("lpbnn.methods.duq")[2]
-        Option(name='sigma', default='0.1', description='length scale of the kernel')
+        >>> config_options(read("lpbnn.methods.duq", "Config"))[2]
+        Option(name='sigma', hint=<class 'float'>, default=0.1, description='length scale of the kernel')
     """
-    return list(_options(_file(module), config).values())
+    hints: dict[str, Any] = {}
+    descriptions: dict[str, str] = {}
+    for base in reversed(config.__mro__[:-1]):
+        names = _names(base.__module__)
+        own = inspect.get_annotations(base)
+        # A class that was imported has types, one that was read here has their text.
+        hints |= {k: eval(v, names) if isinstance(v, str) else v for k, v in own.items()}
+        descriptions |= _arguments(base) | names.comments(base.__name__)
+    return [
+        Option(f.name, hints[f.name], f.default, descriptions.get(f.name, ""))
+        for f in dataclasses.fields(config)
+    ]
 
 
-def _options(path: Path, config: str) -> dict[str, Option]:
-    text = path.read_text("utf-8")
-    tree, comments = ast.parse(text), _comments(text)
-    node = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == config)
-    found: dict[str, Option] = {}
-    for base in reversed(node.bases):  # as dataclasses does: what comes first in the MRO wins
-        if isinstance(base, ast.Name):
-            found |= _base_options(path, tree, base.id)
-    described = _arguments(ast.get_docstring(node) or "")
-    for field in node.body:
-        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
-            continue
-        name = field.target.id
-        default = "" if field.value is None else ast.unparse(field.value)
-        beside = _beside(comments, field)
-        inherited = found[name].description if name in found else ""
-        found[name] = Option(name, default, beside or described.get(name) or inherited)
-    return found
+def call_options(function: Callable[..., Any], skip: int) -> list[Option]:
+    """Return the parameters of a function or class after the first ``skip``, without keyword-only ones.
 
-
-def _base_options(path: Path, tree: ast.Module, base: str) -> dict[str, Option]:
-    """Options of a base class, from this file or from the one that it is imported from."""
-    if any(isinstance(n, ast.ClassDef) and n.name == base for n in tree.body):
-        return _options(path, base)
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                if (alias.asname or alias.name) == base:
-                    return _options(_file(node.module), alias.name)
-    return {}
-
-
-class _Comments(NamedTuple):
-    trailing: Mapping[int, str]  # by line
-    standing: Mapping[int, str]  # alone on their line
-
-
-def _comments(text: str) -> _Comments:
-    found = _Comments({}, {})
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            alone = not token.line[: token.start[1]].strip()
-            said = _FOR_TOOLS.sub("", token.string).lstrip("# ").strip()
-            (found.standing if alone else found.trailing)[token.start[0]] = said  # type: ignore[index]
-    return found
-
-
-def _beside(comments: _Comments, field: ast.AnnAssign) -> str:
-    """The comments on the lines of a field, or those right above it."""
-    lines = range(field.lineno, (field.end_lineno or field.lineno) + 1)
-    if said := [comments.trailing[line] for line in lines if comments.trailing.get(line)]:
-        return " ".join(said)
-    above: list[str] = []
-    line = field.lineno - 1
-    while line in comments.standing:
-        above.insert(0, comments.standing[line])
-        line -= 1
-    return " ".join(above)
-
-
-def _arguments(docstring: str) -> dict[str, str]:
-    """The entries of a docstring's ``Args``, each on one line.
-
-    >>> _arguments(
-    ...     "Options.\\n\\nArgs:\\n    members: J, the\\n        networks.\\n    seed: of it."
-    ... )
-    {'members': 'J, the networks.', 'seed': 'of it.'}
+    Example:
+        >>> lenet = entries("lpbnn.backbones", "NETS")["lenet"].build
+        >>> [(option.name, option.default) for option in call_options(lenet, skip=2)]
+        [('dropout', 0.0)]
     """
-    found: dict[str, str] = {}
-    name = ""
-    _, _, listed = docstring.partition("Args:\n")
-    for line in listed.splitlines():
-        if line and not line.startswith(" "):
-            break
-        if entry := re.match(r" {4}(\w+): (.*)", line):
-            name = entry[1]
-            found[name] = entry[2]
-        elif name and line.strip():
-            found[name] += f" {line.strip()}"
-    return found
+    parameters = list(inspect.signature(function, eval_str=True).parameters.values())[skip:]
+    whole = function.func if isinstance(function, partial) else function
+    descriptions = _arguments(whole)
+    return [
+        Option(p.name, p.annotation, p.default, descriptions.get(p.name, ""))
+        for p in parameters
+        if p.kind is not p.KEYWORD_ONLY
+    ]
 
 
-def _entries(written: ast.expr) -> dict[str, str] | None:
-    """The descriptions in ``{"name": Entry(...)}``; None where they are not literals."""
-    if not isinstance(written, ast.Dict):
-        return None
-    found: dict[str, str] = {}
-    for key, value in _items(written):
-        if not isinstance(key, ast.Constant) or not isinstance(value, ast.Call):
-            return None
-        named = [word.value for word in value.keywords if word.arg == "description"]
-        texts = [
-            node.value
-            for node in (named or value.args)
-            if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        ]
-        if len(texts) != 1:
-            return None
-        found[str(key.value)] = texts[0]
-    return found
-
-
-def _items(written: ast.Dict) -> Iterator[tuple[ast.expr, ast.expr]]:
-    for key, value in zip(written.keys, written.values, strict=True):
-        # {**others} has no key; a constant that is no string stands for it.
-        yield (ast.Name("**") if key is None else key), value
-
-
-def _assigned(tree: ast.Module, name: str) -> ast.expr | None:
-    """Return the expression that a module assigns to a name."""
-    for node in tree.body:
-        if isinstance(node, ast.Assign):
-            targets = node.targets
-        elif isinstance(node, ast.AnnAssign):
-            targets = [node.target]
-        else:
-            continue
-        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            return node.value
-    return None
-
-
-def _file(module: str) -> Path:
-    spec = find_spec(module)
-    if spec is None or spec.origin is None:
+def find(module: str) -> ModuleSpec:
+    """Return where a module is, without importing it or the packages that it is in."""
+    parent = module.rpartition(".")[0]
+    folders: Iterable[str] | None = getattr(sys.modules.get(parent), "__path__", None)
+    if parent and folders is None:
+        folders = find(parent).submodule_search_locations or ()
+    spec = PathFinder.find_spec(module, None if folders is None else list(folders))
+    if spec is None:
         raise ModuleNotFoundError(f"there is no module {module!r}.", name=module)
-    return Path(spec.origin)
+    return spec
 
 
-def _files(package: str) -> Iterator[tuple[str, Path]]:
-    """The files of a package, which itself is not imported; folders added to its path count."""
-    if package in sys.modules:
-        folders = list(sys.modules[package].__path__)
-    else:
-        spec = find_spec(package)
-        folders = list((spec and spec.submodule_search_locations) or ())
-    for module in iter_modules(folders):
-        found = module.module_finder.find_spec(module.name, None)
-        if found is not None and found.origin is not None:
-            yield module.name, Path(found.origin)
+class _Placeholders(type):
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return cls
 
 
-def _parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text("utf-8"))
+class _Placeholder(metaclass=_Placeholders):
+    """Any name of a library: may be subclassed and called, and has any attribute."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
+
+
+class _Names(dict[str, Any]):
+    """The names of a module; each is defined when it is first looked up."""
+
+    def __init__(self, module: str) -> None:
+        super().__init__(__name__=__name__)  # dataclasses look for the module of a class
+        self.module = module
+        self.path = str(find(module).origin)
+        text = Path(self.path).read_text("utf-8")
+        self.lines, self.tree = text.splitlines(), ast.parse(text)
+        self.nodes = {name: node for node in self.tree.body for name in _defined(node)}
+
+    def __missing__(self, name: str) -> Any:
+        node = self.nodes[name]  # a KeyError sends Python on to its builtins
+        source = node.module if isinstance(node, ast.ImportFrom) else None
+        imports = isinstance(node, ast.Import | ast.ImportFrom)
+        root = (source or name).partition(".")[0]
+        if source is not None and root == "lpbnn":
+            assert isinstance(node, ast.ImportFrom)
+            original = next(a.name for a in node.names if name in (a.name, a.asname))
+            found = read(source, original)
+            self[name] = _names(f"{source}.{original}") if found is None else found
+        elif imports and root not in sys.stdlib_module_names:
+            self[name] = _Placeholder
+        else:
+            for used in _used_by_class(node):  # a class body looks past __missing__
+                if used in self.nodes:
+                    self[used]
+            # Annotations stay text: a method may return the class that is being defined.
+            flag = __future__.annotations.compiler_flag
+            exec(compile(ast.Module([node], []), self.path, "exec", flag, True), self)
+            if isinstance(node, ast.ClassDef):
+                self[name].__module__ = self.module
+        return self[name]
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.nodes:  # of a module that another one imports whole
+            return self[name]
+        raise AttributeError(name)
+
+    def comments(self, cls: str) -> dict[str, str]:
+        """Return the comments beside or above the fields of a class."""
+        found: dict[str, str] = {}
+        for field in getattr(self.nodes[cls], "body", ()):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                own = self.lines[field.lineno - 1 : field.end_lineno]
+                said = [line.rpartition("  # ")[2] for line in own if "  # " in line]
+                above = reversed(self.lines[: field.lineno - 1])
+                said = (
+                    said or list(takewhile(lambda line: line.strip().startswith("#"), above))[::-1]
+                )
+                if said:
+                    found[field.target.id] = " ".join(line.strip("# ") for line in said)
+        return found
+
+
+_names = cache(_Names)
+
+
+def _defined(node: ast.stmt) -> list[str]:
+    """Return the names that a statement defines."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [alias.asname or alias.name.partition(".")[0] for alias in node.names]
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def _used_by_class(node: ast.stmt) -> list[str]:
+    """Return the names that the body of a class uses when it is defined."""
+    parts: list[Any] = []
+    for part in node.body if isinstance(node, ast.ClassDef) else ():
+        parts += [part.value] if isinstance(part, ast.Assign | ast.AnnAssign) else []
+        if isinstance(part, ast.FunctionDef):
+            parts += [*part.decorator_list, *part.args.defaults, *part.args.kw_defaults]
+    names = (name for part in parts if part is not None for name in ast.walk(part))
+    return [name.id for name in names if isinstance(name, ast.Name)]
+
+
+def _arguments(documented: Any) -> dict[str, str]:
+    """Return the entries of a docstring's ``Args``, each on one line."""
+    import docstring_parser  # a dependency of tyro
+
+    entries = docstring_parser.parse(documented.__doc__ or "").params
+    return {
+        name.strip(): " ".join((entry.description or "").split())
+        for entry in entries
+        for name in entry.arg_name.split(",")
+    }

@@ -57,14 +57,14 @@ def describe(name: str) -> str:
 
 
 def options(name: str) -> list[source.Option]:
-    """Return the options of a method, read from the ``Config`` in its file, which is not imported.
+    """Return the options of a method: the fields of ``Config`` in its file, which is not imported.
 
     Example:
         >>> [option.name for option in options("mcp")]
         ['num_data', 'members']
     """
     _require_known(name)
-    return source.options(f"{__name__}.{name}")
+    return source.config_options(source.read(f"{__name__}.{name}", "Config"))
 
 
 def configure(module: ModuleType, options: Mapping[str, Any]) -> Any:
