@@ -21,6 +21,7 @@ from lpbnn.likelihoods import (
     MultiHead,
     MultiLabel,
     Segmentation,
+    Summary,
     as_likelihood,
     class_weights,
     entropy,
@@ -285,7 +286,7 @@ def test_members_are_scored_against_the_same_targets(case: str) -> None:
         likelihood.mean_nll(over(members, lambda part, i=i: part[i]), targets, weight)
         for i in range(3)
     ]
-    found = likelihood.members_nll(members, targets, weight)
+    found = likelihood.mean_nll(*member_rows(members, targets, weight))
     torch.testing.assert_close(found, torch.stack(each).mean())
 
 
@@ -579,9 +580,13 @@ def test_the_nll_compiles_into_one_graph(case: str, weighted: bool) -> None:
     likelihood, outputs, targets = CASES[case]()
     weight = torch.rand(4) if weighted else None
     members = over(outputs, lambda part: torch.stack([part, -part]))
+
+    def nll(*given: Any) -> torch.Tensor:
+        return likelihood.mean_nll(*member_rows(*given))
+
     torch.compiler.reset()
-    compiled = torch.compile(likelihood.members_nll, backend="aot_eager", fullgraph=True)
-    expected = likelihood.members_nll(members, targets, weight)
+    compiled = torch.compile(nll, backend="aot_eager", fullgraph=True)
+    expected = nll(members, targets, weight)
     torch.testing.assert_close(compiled(members, targets, weight), expected)
 
 
@@ -651,6 +656,44 @@ def test_targets_that_are_no_tensor_are_refused(likelihood: Likelihood) -> None:
     for call in (likelihood.check_batch, likelihood.mean_nll):
         with pytest.raises(TypeError, match="targets are a tensor; got list. Fix: torch.as_tensor"):
             call(torch.randn(4, 2), [0, 1, 1, 0])
+
+
+def test_numbers_of_things_may_have_soft_labels() -> None:
+    model = lpbnn.build(nn.Embedding(10, 3), "mcp")
+    loss = model.loss(torch.tensor([3, 1, 4, 1]), torch.rand(4, 3).softmax(1))["loss"]
+    assert loss.isfinite()
+
+
+@pytest.mark.parametrize("task", ["regression", "multilabel"])
+def test_an_ignored_label_needs_classes(task: Any) -> None:
+    with pytest.raises(ValueError, match="ignore_index and class_weights are for task='class"):
+        lpbnn.build(small(), "mcp", task=task, ignore_index=255)
+
+
+class Cellwise(Likelihood):
+    """Values by pixel, with the base class's score."""
+
+    cellwise = True
+
+    def nll(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (outputs - targets).square().sum(1)
+
+    def summary(self, outputs: torch.Tensor) -> Summary:
+        return Summary(outputs, outputs.square())
+
+
+def test_maps_with_one_score_are_predicted_the_same_in_strips(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    net = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU(), nn.Conv2d(2, 2, 1))
+    model = lpbnn.build(net, "ensemble", members=3, likelihood=Cellwise())
+    x = torch.randn(2, 1, 6, 5)
+    whole = lpbnn.predict(model, x, keep_members=False)
+    monkeypatch.setattr("lpbnn.predict.AT_ONCE", 20)
+    strips = lpbnn.predict(model, x, keep_members=False)
+    assert whole.ood_score.shape == (2,)
+    torch.testing.assert_close(strips.ood_score, whole.ood_score)
+    torch.testing.assert_close(strips.values, whole.values)
 
 
 def test_a_swapped_batch_is_told() -> None:

@@ -112,21 +112,35 @@ class Likelihood(nn.Module):
         """Return {"nll": mean_nll(...)}; several heads add their parts of it as "nll/<name>"."""
         return {"nll": self.mean_nll(outputs, targets, row_weights)}
 
-    def members_nll(self, outputs: Any, targets: Any, row_weights: Tensor | None = None) -> Tensor:
-        """Return ``mean_nll`` of outputs (S, B, ...), every member against all B targets."""
-        return self.mean_nll(*member_rows(outputs, targets, row_weights))
-
     def total(self, average: Tensor) -> Tensor:
         """Return the entropy of averaged values (B, ...); needed if ``information`` is True."""
         raise NotImplementedError
 
     def ood_score(self, average: Tensor, total: Tensor) -> Tensor:
-        """Return how strange each example is, (B, ...), from the averaged values and their uncertainty."""
+        """Return how strange each example is, (B, ...), from the averaged values and their uncertainty.
+
+        Here it is the total uncertainty of an example, (B,), summed over its pixels or numbers.
+        """
         return total.flatten(1).sum(1) if total.dim() > 1 else total
 
     def read_output(self, output: Any) -> Any:
         """Return the tensor in what a network returned: itself, ["out"], ["logits"] or .logits."""
-        return read_output(output)
+        if isinstance(output, Tensor):
+            return output
+        keyed = output if isinstance(output, Mapping) else {}
+        for found in (keyed.get("out"), keyed.get("logits"), getattr(output, "logits", None)):
+            if isinstance(found, Tensor):
+                return found
+        held = keyed or getattr(output, "__dict__", {})
+        names = [name for name, value in held.items() if isinstance(value, Tensor)]
+        name = next(iter(names or held), "key")
+        fix = f"[{name!r}]" if isinstance(output, Mapping) else f".{name}"
+        if isinstance(output, tuple | list):
+            fix = "[0]"
+        raise TypeError(
+            f"the network returned {_kind(output)}; expected a tensor, or a mapping with 'out' or "
+            f"'logits'. Fix: build(..., readout=lambda output: output{fix})."
+        )
 
     def check_batch(self, x: Any, y: Any) -> None:
         """Refuse a batch that can be seen to be wrong before the network has run."""
@@ -219,7 +233,9 @@ class Categorical(Likelihood):
     def check_batch(self, x: Any, y: Any) -> None:
         super().check_batch(x, y)
         labels = isinstance(x, Tensor) and not x.is_floating_point() and x.dim() < y.dim()
-        if labels and y.is_floating_point() and self.dim == 1:
+        if not labels or not y.is_floating_point() or self.dim != 1:
+            return
+        if bool((y < 0).any()) or bool((y.sum(1) > 1.01).any()):  # no probabilities of classes
             raise ValueError(
                 f"loss(x, y) got {x.dtype} inputs of shape {tuple(x.shape)} and {y.dtype} targets of "
                 f"shape {tuple(y.shape)}: they seem to be swapped. Fix: loss(inputs, labels)."
@@ -587,7 +603,7 @@ def as_likelihood(
     if likelihood is None and task in ("classification", "segmentation"):
         kind = Categorical if task == "classification" else Segmentation
         return kind(ignore_index, class_weights)
-    if class_weights is not None or (likelihood is not None and ignore_index != -100):
+    if class_weights is not None or ignore_index != -100:
         raise ValueError(
             "ignore_index and class_weights are for task='classification' and 'segmentation'. Fix: leave "
             "them out, or give likelihood=likelihoods.Categorical(ignore_index=..., class_weights=...)."
@@ -684,26 +700,6 @@ def member_rows(
 
     rows = tree_map_only(Tensor, lambda output: output.flatten(0, 1), outputs)
     return rows, *tree_map_only(Tensor, repeat, (targets, row_weights))
-
-
-def read_output(output: Any) -> Tensor:
-    """Return the tensor in what a network returned: itself, ["out"], ["logits"] or .logits."""
-    if isinstance(output, Tensor):
-        return output
-    keyed = output if isinstance(output, Mapping) else {}
-    for found in (keyed.get("out"), keyed.get("logits"), getattr(output, "logits", None)):
-        if isinstance(found, Tensor):
-            return found
-    held = keyed or getattr(output, "__dict__", {})
-    names = [name for name, value in held.items() if isinstance(value, Tensor)]
-    name = next(iter(names or held), "key")
-    fix = f"[{name!r}]" if isinstance(output, Mapping) else f".{name}"
-    if isinstance(output, tuple | list):
-        fix = "[0]"
-    raise TypeError(
-        f"the network returned {_kind(output)}; expected a tensor, or a mapping with 'out' or 'logits'. "
-        f"Fix: build(..., readout=lambda output: output{fix})."
-    )
 
 
 def require_tensor(targets: object) -> None:

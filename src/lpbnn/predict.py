@@ -301,7 +301,9 @@ class Strips:
 
     def __init__(self, model: UncertainModel, likelihood: Likelihood, keep: bool) -> None:
         self.model, self.likelihood, self.keep = model, likelihood, keep
-        self.in_strips = likelihood.cellwise and likelihood.dim == 1 and not keep
+        # The base class's score is one number for a whole map.
+        by_cell = type(likelihood).ood_score is not Likelihood.ood_score
+        self.in_strips = likelihood.cellwise and by_cell and likelihood.dim == 1 and not keep
         self.parts: list[Sums] = []
         self.dim = 0
 

@@ -150,12 +150,11 @@ def is_odd(layer: nn.Module) -> bool:
 
 
 def _has_own_forward(layer: nn.Module) -> bool:
-    """Return True if a class derived from torch's computes something else."""
-    kind = next(kind for kind in SUPPORTED if isinstance(layer, kind))
-    return any(
-        getattr(type(layer), name, None) is not getattr(kind, name, None)
-        for name in ("forward", "_conv_forward")
-    )
+    """Return True if a class derived from torch's replaces one of its methods, and may compute otherwise."""
+    kinds = type(layer).__mro__
+    own, torchs = next((kinds[:i], kind) for i, kind in enumerate(kinds) if kind in SUPPORTED)
+    names = {name for kind in own for name, value in vars(kind).items() if callable(value)}
+    return any(hasattr(torchs, name) and not name.startswith("__") for name in names)
 
 
 def _input_shape(layer: nn.Module) -> list[int]:

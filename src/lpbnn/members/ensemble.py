@@ -218,9 +218,11 @@ class MemberEnsemble(UncertainModel):
         outputs = []
         for j in range(count):
             examples = member_examples(j, batch, count, mode)
-            own: Call = copy_tensors((args, kwargs)) if copy else (args, kwargs)
+            own: Call = (args, kwargs)
             if examples is not None:
-                own = take_examples(self.mask_arguments, own[0], own[1], batch, examples)
+                own = take_examples(self.mask_arguments, args, kwargs, batch, examples)
+            if copy:
+                own = copy_tensors(own)
             own_batch = batch if examples is None else len(examples)
             state = MemberPass(sampled.take(j, 1), [(first + j) % self.members], own_batch)
             with self.slot.use(state):

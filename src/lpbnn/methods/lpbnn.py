@@ -61,7 +61,7 @@ from lpbnn.methods._wide import WideBuffers
 from lpbnn.model import Terms, UncertainModel, at_least_one
 from lpbnn.rank_one.ensemble import RankOneEnsemble
 from lpbnn.rank_one.factors import initial_dtype
-from lpbnn.rank_one.vae import LatentFactors, LatentPosterior
+from lpbnn.rank_one.vae import LatentFactors, LatentPosterior, group_by_width
 
 Variant = Literal["default", "paper"]
 Weighting = Literal["balanced", "equation", "authors"]
@@ -105,7 +105,7 @@ class Config(RankOneConfig):
 class LPBNN(WideBuffers, RankOneEnsemble):  # 1 / N of a large N is 0 in float16
     """J members whose r^ is sampled from the latent posterior in every pass."""
 
-    penalty_weights: Tensor  # (2, L): of the KL and of the squared error, in the posterior's order
+    penalty_weights: Tensor  # (2, L): of the KL and of the squared error, layers by width
 
     def __init__(self, net: nn.Module, config: Config, **options: Any) -> None:
         super().__init__(net, **options)
@@ -120,12 +120,13 @@ class LPBNN(WideBuffers, RankOneEnsemble):  # 1 / N of a large N is 0 in float16
 
     def _weigh(self) -> Tensor:
         """Return the weights of the penalties, a tensor that is made once: a GPU would wait for it."""
-        layers = LatentFactors.posterior([layer.factors for layer in self.layers]).grouped_layers
-        rule = WEIGHTINGS[str(self.config.weighting)]
-        weights = [rule(self.num_data, layer.inputs) for layer in layers]
-        if (own := self.config.kl_weight) is not None:
-            weights = [(own, b) for _, b in weights]
-        return torch.tensor(weights, device=layers[0].s.device, dtype=initial_dtype()).T
+        factors: list[Any] = [layer.factors for layer in self.layers]
+        rule, own = WEIGHTINGS[str(self.config.weighting)], self.config.kl_weight
+        weights = []
+        for group in group_by_width(factors):
+            a, b = rule(self.num_data, factors[group[0]].inputs)
+            weights += [(a if own is None else own, b)] * len(group)
+        return torch.tensor(weights, device=factors[0].s.device, dtype=initial_dtype()).T
 
     def sample_training(self, posterior: Any, rows_per_member: int) -> list[tuple[Tensor, Tensor]]:
         as_rows = self.training and self.execution != "loop" and torch.compiler.is_compiling()

@@ -104,9 +104,8 @@ class LatentFactors(Factors):
         self.decoder.weight.requires_grad_(train_decoder)
 
     @staticmethod
-    def posterior(layers: Sequence[Any]) -> "LatentPosterior | SplitPosterior":
-        alike = {(f.latent, f.s.device, f.s.dtype) for f in layers}
-        return LatentPosterior(layers) if len(alike) == 1 else SplitPosterior(layers)
+    def posterior(layers: Sequence[Any]) -> "LatentPosterior":
+        return LatentPosterior(layers)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, latent={self.latent}"
@@ -126,39 +125,44 @@ def fit_decoder(drawn: Tensor, codes: Tensor, wanted: Tensor) -> Tensor:
     return drawn - drawn @ v.T @ v + columns * (LARGEST / size).clamp_max(1) @ v
 
 
+def group_by_width(layers: Sequence[LatentFactors]) -> list[list[int]]:
+    """Return the indices of layers of equal width (on one device, of one precision), the narrowest first."""
+    groups = group_layers(layers, lambda f: (f.inputs, f.s.device, f.s.dtype))
+    return sorted(groups, key=lambda group: layers[group[0]].inputs)
+
+
 class LatentPosterior(FactorPosterior):
     """The latent posterior of all layers, computed together.
 
     Layers of equal width share their products; the codes of all are one tensor (L, J, latent), with the
-    layers in the order of ``grouped_layers``. Sampling and penalties of one loss use the same object, so
-    that every encoder runs once. Layers may differ in device and precision: their codes are on the first
-    one's device, in the highest precision.
+    layers in the order of ``group_by_width``. Sampling and penalties of one loss use the same object, so
+    that every encoder runs once. Layers may differ in device and precision, not in the latent size: their
+    codes are on the device of the first of them, in the highest precision.
     """
 
     def __init__(self, layers: Sequence[LatentFactors]) -> None:
-        groups = group_layers(layers, _group_key)
-        groups.sort(key=lambda group: layers[group[0]].inputs)
+        groups = group_by_width(layers)
         order = [i for group in groups for i in group]
         self.position = sorted(
             range(len(order)), key=order.__getitem__
         )  # of each layer in the codes
         self.grouped_layers = [layers[i] for i in order]
-        self.latent = layers[0].latent
+        self.latent, device = layers[0].latent, layers[0].s.device
         self.sizes = [len(group) for group in groups]
         self.r, self.decoders, self.decoder_biases, codes = [], [], [], []
-        with full_precision(layers[0].s.device):
+        with full_precision(device):
             for group in groups:
                 same = [layers[i] for i in group]
                 r = stack_tensors([f.r for f in same])
                 encoder = stack_tensors([f.encoder.weight for f in same])
                 # The weight is the left factor: its gradient comes as the parameters lie, not transposed.
-                codes.append(torch.bmm(encoder, ((r - 1) / r.shape[-1] ** 0.5).mT))
+                codes.append(torch.bmm(encoder, ((r - 1) / r.shape[-1] ** 0.5).mT).to(device))
                 self.r.append(r)
                 self.decoders.append(stack_tensors([f.decoder.weight for f in same]))
                 self.decoder_biases.append(
                     stack_tensors([f.decoder.bias for f in same]).unsqueeze(2)
                 )
-            bias = stack_tensors([f.encoder.bias for f in self.grouped_layers])
+            bias = stack_tensors([f.encoder.bias.to(device) for f in self.grouped_layers])
             code = (torch.cat(codes) + bias.unsqueeze(2)).mT
             self.mu, self.log_variance = code.chunk(2, dim=-1)
             self.sigma = (0.5 * self.log_variance).exp()
@@ -218,69 +222,28 @@ class LatentPosterior(FactorPosterior):
         return [factors[at] for at in self.position]
 
     def kl(self) -> Tensor:
-        """Return KL(q(z|r) || N(0, I)) of every layer in ``grouped_layers``, (L,), mean over members."""
+        """Return KL(q(z|r) || N(0, I)) of every layer, (L,), by width, mean over members."""
         with full_precision(self.mu.device):
             return kl_to_standard_normal(self.mu, self.log_variance).sum(-1).mean(-1)
 
     def squared_error(self, of_samples: bool) -> Tensor:
-        r"""Return the squared error of r^ of every layer in ``grouped_layers``, (L,), mean over members.
+        r"""Return the squared error of r^ of every layer, (L,), by width, mean over members.
 
         Args:
             of_samples: the expectation over z, :math:`E\|r - \hat r\|^2 = \|r - E \hat r\|^2
                 + \frac1k \sum_i \sigma_i^2 \|D_i\|^2` (columns of D; exact, the decoder is linear).
                 False: of the mean alone, the first of the two terms.
         """
-        with full_precision(self.mu.device):
+        device = self.mu.device
+        with full_precision(device):
             centers = self.decode(self.mu) if self.center is None else self.center
             errors = [
-                F.mse_loss(center, r, reduction="none").sum((1, 2))
+                F.mse_loss(center, r, reduction="none").sum((1, 2)).to(device)
                 for center, r in zip(centers, self.r, strict=True)
             ]
             squared = torch.cat(errors)
             if of_samples:
-                columns = torch.cat([D.square().sum(1) for D in self.decoders])  # (L, k)
+                columns = torch.cat([D.square().sum(1).to(device) for D in self.decoders])  # (L, k)
                 noise = (self.sigma.square() * columns.unsqueeze(1)).sum((1, 2))
                 squared = squared + noise / self.latent
             return squared / self.mu.shape[1]
-
-
-def _group_key(layer: LatentFactors) -> object:
-    return layer.inputs, layer.s.device, layer.s.dtype
-
-
-class SplitPosterior(FactorPosterior):
-    """The latent posterior of layers on several devices, or of several precisions or latent sizes."""
-
-    def __init__(self, layers: Sequence[LatentFactors]) -> None:
-        groups = group_layers(layers, lambda f: (f.latent, f.s.device, f.s.dtype))
-        self.parts = [LatentPosterior([layers[i] for i in group]) for group in groups]
-        order = [i for group in groups for i in group]
-        self.position = sorted(range(len(order)), key=order.__getitem__)
-        self.grouped_layers = [layer for part in self.parts for layer in part.grouped_layers]
-
-    def sample(
-        self, samples: int = 1, noise_scale: Tensor | None = None, **options: Any
-    ) -> list[Pair]:
-        return self._join([part.sample(samples, noise_scale, **options) for part in self.parts])
-
-    def mean(self) -> list[Pair]:
-        return self._join([part.mean() for part in self.parts])
-
-    def covariance_factors(self) -> list[Tensor]:
-        """Return the covariance factors of every layer; see ``LatentPosterior``."""
-        return self._join([part.covariance_factors() for part in self.parts])
-
-    def kl(self) -> Tensor:
-        """Return the KL divergences, (L,), on the first layer's device."""
-        return self._concatenate([part.kl() for part in self.parts])
-
-    def squared_error(self, of_samples: bool) -> Tensor:
-        """Return the squared errors, (L,), on the first layer's device."""
-        return self._concatenate([part.squared_error(of_samples) for part in self.parts])
-
-    def _join(self, parts: list[list[Any]]) -> list[Any]:
-        found = [one for part in parts for one in part]
-        return [found[at] for at in self.position]
-
-    def _concatenate(self, parts: list[Tensor]) -> Tensor:
-        return torch.cat([part.to(parts[0].device) for part in parts])
