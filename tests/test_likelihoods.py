@@ -1,5 +1,6 @@
 """Likelihoods: negative log-likelihoods, their weighted means, summaries, and errors that name the fix."""
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -689,7 +690,7 @@ def test_maps_with_one_score_are_predicted_the_same_in_strips(
     model = lpbnn.build(net, "ensemble", members=3, likelihood=Cellwise())
     x = torch.randn(2, 1, 6, 5)
     whole = lpbnn.predict(model, x, keep_members=False)
-    monkeypatch.setattr("lpbnn.predict.AT_ONCE", 20)
+    monkeypatch.setattr(importlib.import_module("lpbnn.predict"), "AT_ONCE", 20)
     strips = lpbnn.predict(model, x, keep_members=False)
     assert whole.ood_score.shape == (2,)
     torch.testing.assert_close(strips.ood_score, whole.ood_score)

@@ -131,26 +131,25 @@ def verify(model: "MemberEnsemble", args: tuple[Any, ...], kwargs: dict[str, Any
         ValueError: a recurrent layer or an attention takes the time axis first, and got the batch there.
     """
     shared = tuple(shared_arguments(model.net, args, kwargs, batch_size(args, kwargs)))
-    arguments = model.mask_arguments
     with _unchanged(model), torch.no_grad():
-        few_args, few_kwargs, rows = _few_rows(
-            arguments, args, kwargs, lambda args, kwargs: _run_one(model, args, kwargs)
+        evaluation, rows = _run_few_rows(
+            model.mask_arguments, args, kwargs, lambda *few: _Reference(model, *few, training=False)
         )
-        _refuse_time_first(model, few_args, few_kwargs, rows)
-        reference = {
-            training: _Reference(model, few_args, few_kwargs, training)
-            for training in (False, True)
-        }
-        for run in reference.values():
-            run.independent = run.rows_are_independent(rows)
-        independent = all(run.independent for run in reference.values())
+        _refuse_time_first(evaluation, rows)
+        references = [evaluation]
+        training = _Reference(model, evaluation.args, evaluation.kwargs, training=True)
+        if not _equal(training.members[0], evaluation.members[0]):  # else the mode changes nothing
+            references.append(training)
+        for reference in references:
+            reference.run_comparisons(rows)
+        independent = all(reference.independent for reference in references)
         # Members of a network that is random cannot be compared, so its examples must not meet.
-        mixes = any(run.random and not run.independent for run in reference.values())
+        mixes = any(one.random and not one.independent for one in references)
         difference = "examples depend on each other where the network is random" if mixes else ""
         for paths in [] if mixes else model.expansion_choices:
-            difference = _first_difference(model, paths, reference)
+            difference = _first_difference(model, paths, references)
             if not difference:
-                report = _agreement(model, paths, rows, independent, reference[True].random)
+                report = _agreement(model, paths, rows, independent, references[-1].random)
                 return replace(report, shared_inputs=shared)
         if rows > MAX_ROWS:
             independent = False  # the network refuses fewer rows, so it cannot train on slices
@@ -169,8 +168,9 @@ def rows_are_independent(
             return tree_leaves(model.outputs(*own_args, **own_kwargs))
 
     with _unchanged(model), _quiet(model, False), torch.no_grad():
-        args, kwargs, rows = _few_rows(arguments, args, kwargs, run)
-        whole = run(args, kwargs)
+        (args, kwargs, whole), rows = _run_few_rows(
+            arguments, args, kwargs, lambda *few: (*few, run(*few))
+        )
         for others in _examples_to_change(rows):
             changed = run(*_change(arguments, args, kwargs, rows, others))
             pairs = zip(whole, changed, strict=True)
@@ -203,19 +203,20 @@ def compiled_loss_agrees(model: UncertainModel, compiled: Any, x: Any, y: Any) -
 
 
 class _Reference:
-    """Two members, run one after another, in evaluation or training mode."""
+    """Members that run one after another, in evaluation or training mode: at first one, then two."""
 
     def __init__(self, model: Any, args: Any, kwargs: Any, training: bool) -> None:
         self.model, self.args, self.kwargs, self.training = model, args, kwargs, training
         self.probe = model.probe(MEMBERS)
-        self.independent = True  # until the rows were compared
-        self.members = [self.run(j, args, kwargs) for j in range(MEMBERS)]
-        again = self.run(0, args, kwargs)
+        self.members = [self.run(0, args, kwargs)]
+        self.independent, self.random = True, False  # until run_comparisons
+
+    def run_comparisons(self, rows: int) -> None:
+        """Run the other member, and find out if the network is random, and if its rows are independent."""
+        self.members.append(self.run(1, self.args, self.kwargs))
         # Random in itself (functional dropout, stochastic depth): nothing to compare in this mode.
-        self.random = any(
-            not _close(one.value, other.value)
-            for one, other in zip(self.members[0], again, strict=True)
-        )
+        self.random = not _equal(self.members[0], self.run(0, self.args, self.kwargs))
+        self.independent = self.rows_are_independent(rows)
 
     def run(self, member: int, args: Any, kwargs: Any) -> list["_Output"]:
         """Return the outputs of the converted layers and of the network, for one member."""
@@ -291,17 +292,25 @@ def _kept(one: Tensor, other: Tensor, rows: int, changed: list[int]) -> bool:
     return not stay or _close(one[stay], other[stay])
 
 
-def _first_difference(model: Any, paths: list[str], reference: dict[bool, _Reference]) -> str:
+def _equal(found: list[_Output], expected: list[_Output]) -> bool:
+    """Return True if two runs of one member called the same layers, with equal values."""
+    return len(found) == len(expected) and all(
+        one.name == other.name and _close(one.value, other.value)
+        for one, other in zip(found, expected, strict=True)
+    )
+
+
+def _first_difference(model: Any, paths: list[str], references: list[_Reference]) -> str:
     """Return where running members as rows first differs from the reference; empty if nowhere."""
     before = model.expand_at
     model.use_expansion_points(paths)
     try:
-        for training, expected in reference.items():
+        for expected in references:
             if expected.random:
                 continue
             with (
                 _same_buffers(model.net),
-                _quiet(model.net, training),
+                _quiet(model.net, expected.training),
                 _recorded(model) as outputs,
             ):
                 try:
@@ -314,7 +323,7 @@ def _first_difference(model: Any, paths: list[str], reference: dict[bool, _Refer
                     return f"it raises {type(error).__name__}: {message}"
             found = [*outputs, *(_Output("the output", leaf) for leaf in tree_leaves(result))]
             if difference := _compare(found, expected.members):
-                return difference + (" in training mode" if training else "")
+                return difference + (" in training mode" if expected.training else "")
         return ""
     finally:
         model.use_expansion_points(before)
@@ -368,10 +377,10 @@ def _disagreement(model: Any, difference: str, rows: int, independent: bool) -> 
     return CheckReport("loop", model.expand_at, independent, (line,), warning)
 
 
-def _few_rows(
+def _run_few_rows(
     arguments: Any, args: Any, kwargs: Any, run: Callable[[Any, Any], Any]
-) -> tuple[Any, Any, int]:
-    """Return a few examples of a call, and how many; all of them, if ``run`` cannot take fewer.
+) -> tuple[Any, int]:
+    """Return ``run(args, kwargs)`` for a few examples, and how many; for all, if it cannot take fewer.
 
     One example is taken twice: an expansion can look right for a single row because it broadcasts. There are
     never as many as another input has rows, which would then be taken for examples.
@@ -379,26 +388,24 @@ def _few_rows(
     args, kwargs = tree_map_only(Tensor, torch.Tensor.detach, (args, kwargs))
     batch = batch_size(args, kwargs)
     if not _can_be_cut(arguments, args, kwargs):
-        return args, kwargs, batch
+        return run(args, kwargs), batch
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     other_sizes = {tensor.shape[0] for tensor in tensors if tensor.dim() > 0} - {batch}
     count = next(n for n in (min(max(batch, 2), MAX_ROWS), *range(2, 99)) if n not in other_sizes)
     examples = [i % batch for i in range(count)]
-    few = take_examples(arguments, args, kwargs, batch, examples)
     try:
-        run(*take_examples(arguments, args, kwargs, batch, examples))
+        return run(*take_examples(arguments, args, kwargs, batch, examples)), count
     except torch.OutOfMemoryError:
         raise
     except Exception:
-        return args, kwargs, batch
-    return *few, count
+        return run(args, kwargs), batch
 
 
-def _refuse_time_first(model: Any, args: Any, kwargs: Any, rows: int) -> None:
+def _refuse_time_first(reference: _Reference, rows: int) -> None:
     """Refuse a module with the time axis first whose input has the examples there."""
     time_first = [
         (path, module)
-        for path, module in model.net.named_modules()
+        for path, module in reference.model.net.named_modules()
         if getattr(module, "batch_first", True) is False
     ]
     if not time_first:
@@ -412,7 +419,7 @@ def _refuse_time_first(model: Any, args: Any, kwargs: Any, rows: int) -> None:
                     shapes.append((path, layer, tuple(inputs[0].shape)))
 
             stack.callback(module.register_forward_pre_hook(record).remove)
-        _run_one(model, args, kwargs)
+        reference.run(0, reference.args, reference.kwargs)
     for path, module, shape in shapes:
         if shape[0] == rows != shape[1]:
             raise ValueError(
@@ -420,12 +427,6 @@ def _refuse_time_first(model: Any, args: Any, kwargs: Any, rows: int) -> None:
                 f"{shape} has the {rows} examples first: it takes them for time steps. Fix: build it with "
                 "batch_first=True, and give the network inputs (batch, time, features)."
             )
-
-
-def _run_one(model: Any, args: Any, kwargs: Any) -> Any:
-    """Run one member in evaluation mode."""
-    with _quiet(model.net, False):
-        return model.run_one_by_one(model.probe(1), args, kwargs)
 
 
 def _can_be_cut(arguments: Any, args: Any, kwargs: Any) -> bool:
