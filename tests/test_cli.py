@@ -283,7 +283,7 @@ def test_a_wrong_option_names_the_right_one(capsys: pytest.CaptureFixture[str]) 
     assert "digits" in failing(capsys, "train", "--data", "digit")
     assert "lenet" in failing(capsys, "train", "--backbone", "lenett")
     said = failing(capsys, "train", "--optim.lr", -1)
-    assert "optim.lr is -1.0; expected a number above 0" in said
+    assert "optim.lr is -1.0; expected a number greater than 0" in said
     assert "tyro" not in said
     assert "lpbnn train --help" in said
     assert "expected NAME=VALUE" in failing(capsys, "train", "--set", "members")

@@ -14,8 +14,7 @@ from lpbnn.report import entries
 from lpbnn.report.colours import assign
 from lpbnn.report.entries import Entry, content, is_entry
 from lpbnn.training.build import DataInfo, resolved
-from lpbnn.training.codec import from_data
-from lpbnn.training.config import INCIDENTAL, RunConfig
+from lpbnn.training.config import INCIDENTAL, RunConfig, from_data
 from lpbnn.training.files import RunError
 from lpbnn.training.rundir import RunDir
 

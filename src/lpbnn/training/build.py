@@ -11,8 +11,7 @@ from lpbnn.build import build
 from lpbnn.data import Splits, Task
 from lpbnn.likelihoods import class_weights
 from lpbnn.model import UncertainModel
-from lpbnn.training.codec import settle
-from lpbnn.training.config import RunConfig
+from lpbnn.training.config import RunConfig, validate
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class DataInfo:
     fingerprint: str = ""
 
     def __post_init__(self) -> None:
-        settle(self)
+        validate(self)
 
     @classmethod
     def of(cls, splits: Splits) -> "DataInfo":

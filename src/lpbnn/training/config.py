@@ -2,17 +2,36 @@
 
 Two runs with equal configs on the same machine end with equal weights. Options of the method, the
 backbone and the data set are theirs to check, when they are built; here they are kept as given.
+
+The dataclasses call ``validate(self)`` when they are made, so a config built in Python and one read from
+a file obey the same rules and compare equal: a list becomes a tuple, 1 becomes 1.0.
 """
 
+import dataclasses
+import difflib
 import json
+import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, get_type_hints
 
-from lpbnn.training.codec import from_data, settle, to_data
+from pydantic import (
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+)
 
 if TYPE_CHECKING:  # lpbnn.data imports torch, and --help needs this file
     from lpbnn.data import Augment
 
+T = TypeVar("T")
 Severity: TypeAlias = Literal[1, 2, 3, 4, 5]
 Precision: TypeAlias = Literal["32", "bf16", "fp16"]
 
@@ -48,26 +67,18 @@ class OptimConfig:
     """The optimizer; weight decay is for the slow weights, the method says which those are."""
 
     name: Literal["sgd", "adamw"] = "sgd"
-    lr: float = 0.1
-    momentum: float = 0.9
+    lr: PositiveFloat = 0.1
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """sgd's momentum, and adamw's first beta."""
     nesterov: bool = True
-    weight_decay: float = 1e-4
-    clip: float | None = None
+    weight_decay: NonNegativeFloat = 1e-4
+    clip: PositiveFloat | None = None
     """Largest norm of the gradient; None does not clip."""
-    parts: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, PositiveFloat] = field(default_factory=dict)
     """Factors of the rate for parts of the network, by path: "encoder.*" 0.1 for a pretrained one."""
 
     def __post_init__(self) -> None:
-        settle(self)
-        for part, rate in self.parts.items():
-            _require(rate > 0, f"optim.parts[{part!r}] is {rate}", "a factor above 0")
-        _require(self.lr > 0, f"optim.lr is {self.lr}", "a number above 0")
-        _require(0 <= self.momentum < 1, f"optim.momentum is {self.momentum}", "0 <= momentum < 1")
-        decay = self.weight_decay
-        _require(decay >= 0, f"optim.weight_decay is {decay}", "a number of at least 0")
-        clip = self.clip
-        _require(clip is None or clip > 0, f"optim.clip is {clip}", "a number above 0, or None")
+        validate(self, "optim")
         if self.name == "sgd" and self.nesterov:
             _require(
                 self.momentum > 0, "optim.nesterov is on with momentum 0", "a momentum above 0"
@@ -79,19 +90,16 @@ class ScheduleConfig:
     """The learning rate along training, as a factor of ``optim.lr``."""
 
     name: Literal["constant", "step", "cosine", "poly"] = "cosine"
-    warmup: float = 0.0
+    warmup: NonNegativeFloat = 0.0
     """Epochs over which the rate first grows, linearly, to its full value."""
     milestones: tuple[int, ...] = ()
     """step: the rate is multiplied by gamma at the start of each of these epochs, from 0."""
-    gamma: float = 0.1
-    power: float = 0.9
+    gamma: PositiveFloat = 0.1
+    power: PositiveFloat = 0.9
     """poly: (1 - progress) ** power."""
 
     def __post_init__(self) -> None:
-        settle(self)
-        _require(self.warmup >= 0, f"schedule.warmup is {self.warmup}", "epochs, at least 0")
-        _require(self.gamma > 0, f"schedule.gamma is {self.gamma}", "a number above 0")
-        _require(self.power > 0, f"schedule.power is {self.power}", "a number above 0")
+        validate(self, "schedule")
         rising = list(self.milestones) == sorted({m for m in self.milestones if m > 0})
         given = f"schedule.milestones is {self.milestones}"
         _require(rising, given, "epochs above 0, in rising order, such as 80 160 200")
@@ -103,29 +111,24 @@ class ScheduleConfig:
 class AugmentConfig:
     """What training does to the images; None is what the data set asks for, 0 or False is off."""
 
-    pad: int | None = None
+    pad: NonNegativeInt | None = None
     flip: bool | None = None
-    cutout: int | None = None
+    cutout: NonNegativeInt | None = None
     padding: Literal["zero", "reflect"] = "zero"
     scale: tuple[float, ...] | None = None
     """Smallest and largest factor by which a picture is resized; 1 1 is off."""
     crop: tuple[int, ...] | None = None
     """segmentation: height and width of the window that is cut out; 0 0 is the picture's own."""
-    colour: float | None = None
+    colour: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Brightness, contrast and saturation change by a factor of up to 1 +- this."""
 
     def __post_init__(self) -> None:
-        settle(self)
-        for name in ("pad", "cutout"):
-            value = getattr(self, name)
-            _require(value is None or value >= 0, f"augment.{name} is {value}", "pixels, 0 or more")
-        scale, crop, colour = self.scale, self.crop, self.colour
+        validate(self, "augment")
+        scale, crop = self.scale, self.crop
         factors = scale is None or (len(scale) == 2 and 0 < scale[0] <= scale[1])
         _require(factors, f"augment.scale is {scale}", "two factors, such as 0.5 2")
         window = crop is None or (len(crop) == 2 and min(crop) >= 0)
         _require(window, f"augment.crop is {crop}", "height and width, such as 360 480")
-        strength = colour is None or 0 <= colour < 1
-        _require(strength, f"augment.colour is {colour}", "0 <= colour < 1")
 
     def over(self, hints: "Augment") -> "Augment":
         """These settings, and the data set's hints where they are None.
@@ -142,11 +145,11 @@ class AugmentConfig:
 class EvalConfig:
     """What is measured after training."""
 
-    samples: int = 1
+    samples: PositiveInt = 1
     """Draws of each member; deterministic methods ignore it."""
-    batch_size: int = 256
+    batch_size: PositiveInt = 256
     """Examples at once; of large pictures (street scenes) fewer are taken."""
-    chunk: int | None = None
+    chunk: PositiveInt | None = None
     """At most so many rows (member, example) in the network at once: bounds the memory."""
     ood: bool = True
     corruptions: bool = False
@@ -154,20 +157,15 @@ class EvalConfig:
     severities: tuple[Severity, ...] = (1, 2, 3, 4, 5)
     corruption_root: str | None = None
     """A folder of published CIFAR-C files, or one in which generated sets are kept; None: neither."""
-    corruption_images: int | None = None
+    corruption_images: PositiveInt | None = None
     """Only the first so many test images are corrupted; None: all."""
     frost: str | None = None
     """The folder of the published frost pictures; None makes procedural frost."""
-    examples: int = 4
+    examples: NonNegativeInt = 4
     """Images of each kind whose members' answers are kept for the report."""
 
     def __post_init__(self) -> None:
-        settle(self)
-        for name in ("samples", "batch_size", "chunk", "corruption_images"):
-            value = getattr(self, name)
-            given = f"evaluate.{name} is {value}"
-            _require(value is None or value >= 1, given, "an integer of at least 1")
-        _require(self.examples >= 0, f"evaluate.examples is {self.examples}", "0 or more")
+        validate(self, "evaluate")
         levels = self.severities
         once = len(set(levels)) == len(levels) > 0
         _require(once, f"evaluate.severities is {levels}", "one or more of 1 2 3 4 5, each once")
@@ -198,9 +196,9 @@ class RunConfig:
     data_root: str | None = None
     """The folder that holds the files of data sets that have some."""
     data_options: dict[str, Any] = field(default_factory=dict)
-    seed: int = 0
-    epochs: int = 15
-    batch_size: int = 128
+    seed: NonNegativeInt = 0
+    epochs: PositiveInt = 15
+    batch_size: PositiveInt = 128
     """Examples per optimizer step, over all processes together."""
     drop_last: bool = False
     """Leave out the last batch of an epoch where it is not full."""
@@ -213,36 +211,31 @@ class RunConfig:
     precision: Precision = "32"
     compile: bool = False
     """Compile the training step with torch.compile."""
-    memory_budget: float = 1.0
+    memory_budget: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Share of the activations that a compiled step keeps for its backward pass; the rest is recomputed."""
     graph: bool = True
     """On one GPU, record the training step as a CUDA graph and replay it."""
     channels_last: bool = False
     """Keep images with the channels last in memory: faster convolutions on a GPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    devices: int = 1
+    devices: PositiveInt = 1
     """Processes on each node, one device each; under torchrun its own count is taken."""
-    nodes: int = 1
+    nodes: PositiveInt = 1
     strategy: Literal["auto", "ddp", "ddp_find_unused_parameters_true"] = "auto"
     """Fabric's strategy for several processes; auto is ddp."""
-    validate_every: int = 1
+    validate_every: NonNegativeInt = 1
     """Epochs between looks at the validation part; 0 never looks."""
-    checkpoint_every: int = 1
+    checkpoint_every: PositiveInt = 1
     """Epochs between checkpoints; the last epoch always leaves one."""
     progress: bool = True
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
-        settle(self)
-        for name in ("epochs", "batch_size", "devices", "nodes", "checkpoint_every"):
-            value = getattr(self, name)
-            _require(value >= 1, f"{name} is {value}", "an integer of at least 1")
-        for name in ("seed", "validate_every"):
-            value = getattr(self, name)
-            _require(value >= 0, f"{name} is {value}", "an integer of at least 0")
+        validate(self)
+        for name in ("method_options", "backbone_options", "data_options"):
+            object.__setattr__(self, name, _plain(getattr(self, name), name))
         budget = self.memory_budget
         given = f"memory_budget is {budget}"
-        _require(0 <= budget <= 1, given, "a share of the activations, from 0 to 1")
         fix = "a compiled step. Fix: add --compile (compile=True)"
         _require(budget == 1 or self.compile, f"{given} without compile", fix)
         warmup = self.schedule.warmup
@@ -266,6 +259,115 @@ class RunConfig:
     def from_json(cls, text: str) -> "RunConfig":
         """What ``to_json`` wrote."""
         return cls.from_data(json.loads(text))
+
+
+def validate(instance: Any, section: str = "") -> None:
+    """Check and normalise every field of a frozen dataclass; for its ``__post_init__``.
+
+    Args:
+        section: where the dataclass stands in the config, for messages.
+
+    >>> OptimConfig(name="adam")
+    Traceback (most recent call last):
+    ValueError: optim.name is 'adam'; expected 'sgd' or 'adamw'. Did you mean 'adamw'?
+    """
+    for name, adapter in _adapters(type(instance)).items():
+        where = f"{section}.{name}" if section else name
+        value = _tuples(getattr(instance, name))
+        try:
+            value = adapter.validate_python(value)
+        except ValidationError as error:
+            raise ValueError(_explain(error, where, value)) from None
+        object.__setattr__(instance, name, value)
+
+
+@cache
+def _adapters(cls: type) -> dict[str, TypeAdapter[Any]]:
+    """Return what pydantic checks each field with; a field that is a dataclass checks itself."""
+    rules = ConfigDict(strict=True, allow_inf_nan=False)
+    hints = get_type_hints(cls, include_extras=True)
+    return {
+        field.name: TypeAdapter(hints[field.name], config=rules)
+        for field in dataclasses.fields(cls)
+        if not dataclasses.is_dataclass(hints[field.name])
+    }
+
+
+def _explain(error: ValidationError, where: str, given: Any) -> str:
+    problems = error.errors()
+    for part in problems[0]["loc"]:  # the place of an item, or which type of a union was tried
+        try:
+            given, where = given[part], f"{where}[{part!r}]"
+        except (TypeError, KeyError, IndexError):
+            break
+    texts = dict.fromkeys(p["msg"].removeprefix("Input should be ") for p in problems)
+    expected = " or ".join(re.sub("^(greater|less)", r"a number \1", text) for text in texts)
+    guess = did_you_mean(given, re.findall("'(.*?)'", expected))
+    return f"{where} is {given!r}; expected {expected}.{guess}"
+
+
+def did_you_mean(given: Any, known: Any) -> str:
+    """Return a sentence that names the nearest of the known names, or nothing."""
+    near = difflib.get_close_matches(str(given), list(known), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def from_data(cls: type[T], data: Any, where: str = "") -> T:
+    """The dataclass ``cls`` from what ``to_data`` made of it; missing keys take their defaults."""
+    name = where or cls.__name__
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{name} is {data!r}; expected a mapping of its fields.")
+    hints = get_type_hints(cls)
+    fields = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    for key in data:
+        if key not in fields:
+            guess = did_you_mean(key, fields)
+            raise ValueError(f"{name} has no field {key!r}.{guess} It has: {', '.join(fields)}.")
+    parts = {key for key in data if dataclasses.is_dataclass(hints[key])}
+    return cls(**{k: from_data(hints[k], v, k) if k in parts else v for k, v in data.items()})
+
+
+def to_data(value: Any) -> Any:
+    """Dataclasses as dictionaries, tuples as lists: what ``json.dumps`` takes."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_data(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: to_data(item) for key, item in value.items()}
+    return [to_data(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def differences(one: Any, two: Any, where: str = "") -> list[str]:
+    """What two results of ``to_data`` disagree in, as ``path: one -> two``.
+
+    >>> differences({"optim": {"lr": 0.1, "name": "sgd"}}, {"optim": {"lr": 0.05, "name": "sgd"}})
+    ['optim.lr: 0.1 -> 0.05']
+    """
+    if isinstance(one, dict) and isinstance(two, dict):
+        found = []
+        for key in {**one, **two}:
+            path = f"{where}.{key}" if where else str(key)
+            found += differences(one.get(key), two.get(key), path)
+        return found
+    return [] if one == two else [f"{where}: {one!r} -> {two!r}"]
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+
+
+def _plain(value: Any, where: str) -> Any:
+    """An option whose type is its method's business: anything that JSON can hold."""
+    if isinstance(value, tuple | list):
+        return tuple(_plain(item, f"{where}[{i}]") for i, item in enumerate(value))
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
+    finite = not isinstance(value, float) or math.isfinite(value)
+    if value is None or (isinstance(value, bool | int | float | str) and finite):
+        return value
+    raise ValueError(
+        f"{where} is {value!r}, which a run folder cannot keep; expected a finite number, a string, "
+        "true or false, None, or a list of these. Fix: name layers by their paths."
+    )
 
 
 def _require(ok: bool, given: str, expected: str) -> None:

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 from lpbnn.data import Splits
 from lpbnn.methods.ensemble import DeepEnsemble, from_members
 from lpbnn.training.build import DataInfo, load_data, resolved
-from lpbnn.training.codec import differences, to_data
-from lpbnn.training.config import INCIDENTAL, RunConfig
+from lpbnn.training.config import INCIDENTAL, RunConfig, differences, to_data
 from lpbnn.training.environment import environment
 from lpbnn.training.files import RunError
 from lpbnn.training.launch import ending_well, launch

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import Positional, arg
 
-from lpbnn.training.codec import differences
-from lpbnn.training.config import FREE, EvalConfig, RunConfig
+from lpbnn.training.config import FREE, EvalConfig, RunConfig, differences
 
 OPTIONS = {"": "method_options", "backbone": "backbone_options", "data": "data_options"}
 

@@ -13,8 +13,7 @@ from lpbnn.data import Splits
 from lpbnn.model import UncertainModel
 from lpbnn.training import logs
 from lpbnn.training.build import DataInfo, build_model, load_data, resolved
-from lpbnn.training.codec import differences
-from lpbnn.training.config import FREE, EvalConfig, RunConfig
+from lpbnn.training.config import FREE, EvalConfig, RunConfig, differences
 from lpbnn.training.corruption import check_corruptions
 from lpbnn.training.environment import environment
 from lpbnn.training.evaluate import Evaluation, evaluate

@@ -35,8 +35,7 @@ from torch import Tensor, nn
 from lpbnn import methods
 from lpbnn.training import weights
 from lpbnn.training.build import DataInfo, resolved
-from lpbnn.training.codec import from_data, to_data
-from lpbnn.training.config import EvalConfig, RunConfig
+from lpbnn.training.config import EvalConfig, RunConfig, from_data, to_data
 from lpbnn.training.files import CONFIG, RunError, read_bytes, read_json, write_atomic, write_json
 
 DATA, ENVIRONMENT = "data.json", "environment.json"
