@@ -7,6 +7,7 @@ import weakref
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from rich.console import Console
 
 from lpbnn import data, experiments
 from lpbnn.data import Splits
-from lpbnn.experiments import _cifar, _suite, demo, diversity, stability, table1, table2, tradeoff
+from lpbnn.experiments import _suite, demo, diversity, stability, table1, table2
 from lpbnn.experiments._suite import run_all
 from lpbnn.training import EvalConfig, RunConfig
 from lpbnn.training.build import build_model, load_data
@@ -56,6 +57,41 @@ def test_stability(tmp_path: Path, console: Console) -> None:
     ]
 
 
+class Finished:
+    """What `stability.verdicts` and `diversity.at_chance` read of a run."""
+
+    def __init__(
+        self, method: str, lr: float, accuracy: float, diverged: int | None = None
+    ) -> None:
+        self.method, self.settings, self.diverged = method, {"optim.lr": lr}, diverged
+        self.results = {"test": {"accuracy": accuracy}}
+        self.data = SimpleNamespace(num_classes=10)
+
+    def at(self, part: str, key: str | None = None) -> Any:
+        return self.results[part] if key is None else self.results[part][key]
+
+
+def test_stability_does_not_call_a_network_at_chance_stable() -> None:
+    runs: Any = [
+        Finished("lpbnn", 0.01, 0.9),
+        Finished("lpbnn", 0.2, 0.9, diverged=3),
+        Finished("meanfield", 0.01, 0.11),
+    ]
+    assert stability.verdicts(runs) == [
+        "BNN (mean-field) stays at chance at 0.01.",
+        "LP-BNN trains at 0.01; it diverges at 0.2.",
+    ]
+    shown = Console(file=io.StringIO(), width=100)
+    shown.print(stability.table("digits", runs))
+    assert "11.00 (chance)" in shown.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_diversity_warns_of_members_at_chance() -> None:
+    runs: Any = [Finished("lpbnn", 0.1, 0.12), Finished("ensemble", 0.1, 0.9)]
+    (warning,) = diversity.at_chance(runs)
+    assert "lpbnn: 12.0% accuracy is chance" in warning
+
+
 def test_the_demo_and_diversity_share_their_settings(tmp_path: Path, console: Console) -> None:
     config = demo.Config(
         out=tmp_path / "demo", report=tmp_path / "r.html", seeds=1, methods=("mcp", "lpbnn"), jobs=2
@@ -66,16 +102,15 @@ def test_the_demo_and_diversity_share_their_settings(tmp_path: Path, console: Co
     kept = diversity.Config(source=config.out, report=tmp_path / "d.html")  # from run folders
     diversity.run(kept, console)
     shown = console.export_text()
-    for text in ("digits, lenet, 12 epochs", "Ratio-error", "paper 0.8390", "supplementary A.5"):
+    texts = ("digits, lenet, 12 epochs", "Ratio-error", "paper 0.8390", "supplementary A.5")
+    for text in (*texts, "lower is more diverse"):
         assert text in shown
     assert "What the members say" in (tmp_path / "d.html").read_text()
 
 
 def test_table1_is_the_papers_setting_by_preset() -> None:
-    config = _cifar.CifarConfig(
-        preset=("cifar10",), backbone=("wrn-28-10",), methods=("lpbnn", "duq")
-    )
-    runs = _cifar.configs(config)
+    config = table1.Config(preset=("cifar10",), backbone=("wrn-28-10",), methods=("lpbnn", "duq"))
+    runs = table1.configs(config)
     assert len(runs) == 6
     run = runs["cifar10-wrn-28-10-lpbnn-0"]
     assert (run.epochs, run.batch_size, run.optim.lr, run.optim.weight_decay) == (
@@ -88,7 +123,7 @@ def test_table1_is_the_papers_setting_by_preset() -> None:
     assert run.augment.cutout == 16
     assert runs["cifar10-wrn-28-10-duq-0"].optim.lr == 0.05
     with pytest.raises(ValueError, match="unknown method"):
-        _cifar.configs(_cifar.CifarConfig(methods=("lpbn",)))
+        table1.configs(table1.Config(methods=("lpbn",)))
     paper = table1.paper("cifar10").rows["lpbnn"]
     assert paper["accuracy"] == pytest.approx(0.9502)
     assert (paper["auroc"], paper["ece"]) == (0.9691, 0.0094)
@@ -98,8 +133,8 @@ def test_table1_is_the_papers_setting_by_preset() -> None:
 @pytest.mark.parametrize("compiled", [True, False])
 def test_table1_on_a_gpu(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    config = _cifar.CifarConfig(methods=("mcp",), seeds=1, compile=compiled)
-    (run,) = _cifar.configs(config).values()
+    config = table1.Config(methods=("mcp",), seeds=1, compile=compiled)
+    (run,) = table1.configs(config).values()
     assert (run.precision, run.channels_last, run.compile) == ("bf16", True, compiled)
 
 
@@ -112,7 +147,7 @@ def test_one_command_for_all_of_table1_one_seed_first() -> None:
         corruption_images=1000,
         corruption_root="c",
     )
-    runs = _cifar.configs(config)
+    runs = table1.configs(config)
     assert [run.seed for run in runs.values()] == [0] * 8 + [1] * 8
     assert {(run.data, run.backbone) for run in list(runs.values())[:8]} == {
         (data, net) for data in ("cifar10", "cifar100") for net in ("wrn-16-4", "wrn-28-10")
@@ -120,56 +155,12 @@ def test_one_command_for_all_of_table1_one_seed_first() -> None:
     measured = runs["cifar100-fast-wrn-28-10-lpbnn-1"].evaluate
     assert (measured.corruption_images, measured.corruption_root) == (1000, "c/cifar100")
     with pytest.raises(ValueError, match="unknown backbone"):
-        _cifar.configs(_cifar.CifarConfig(backbone=("wrn",)))
+        table1.configs(table1.Config(backbone=("wrn",)))
 
 
 def small(method: str, seed: int = 0) -> RunConfig:
     measure = EvalConfig(examples=0)
     return RunConfig(method, backbone="mlp", epochs=1, seed=seed, evaluate=measure, device="cpu")
-
-
-def test_a_tradeoff_has_a_row_for_every_variant_on_images_held_out() -> None:
-    config = tradeoff.Config(variants=("log_variance=-1,fast_lr=0.3", "variant=paper"), seeds=2)
-    runs = tradeoff.configs(config)
-    assert list(runs) == [
-        f"cifar10-fast-wrn-16-4-{row}-{seed}"
-        for seed in (0, 1)
-        for row in ("mcp", "lpbnn-log_variance=-1,fast_lr=0.3", "lpbnn-variant=paper")
-    ]
-    first = runs["cifar10-fast-wrn-16-4-lpbnn-log_variance=-1,fast_lr=0.3-0"]
-    assert first.method_options == {"log_variance": -1, "fast_lr": 0.3}
-    assert all(run.data_options == {"val": 5000, "measure": "val"} for run in runs.values())
-    on_test = tradeoff.configs(tradeoff.Config(hold_out=0))
-    assert all(run.data_options == {} for run in on_test.values())
-    for wrong in ("log_varience=1", "log_variance", "weighting=none"):
-        with pytest.raises((TypeError, ValueError), match=wrong.partition("=")[0]):
-            tradeoff.configs(tradeoff.Config(variants=(wrong,)))
-
-
-def test_a_tradeoff_may_have_the_method_itself_beside_its_variants() -> None:
-    variants = ("log_variance=-1", "log_variance=-1.0", "init_std=0.1", "log_variance=1")
-    runs = tradeoff.configs(tradeoff.Config(beside=("lpbnn",), variants=variants))
-    rows = ("lpbnn", "lpbnn-log_variance=-1", "lpbnn-log_variance=1")  # each once
-    assert list(runs) == [f"cifar10-fast-wrn-16-4-{row}-0" for row in rows]
-
-
-def test_a_variants_value_may_hold_commas_and_slashes() -> None:
-    variants = ("include=['conv1','group1'], members=2", "backbone.pretrained=../../there.pt")
-    config = tradeoff.Config(beside=(), variants=variants)
-    one, other = tradeoff.configs(config).items()
-    assert one[1].method_options == {"include": ("conv1", "group1"), "members": 2}
-    assert other[1].backbone_options == {"pretrained": "../../there.pt"}
-    assert Path(other[0]).name == other[0]  # a folder beside the others
-    with pytest.raises(ValueError, match=r"expected NAME=VALUE"):
-        tradeoff.configs(tradeoff.Config(variants=("members=2,",)))
-
-
-def test_held_out_images_have_corruptions_of_their_own() -> None:
-    """Those in the folder are of the test set: published ones would not fit, generated ones be lost."""
-    for images, place in ((5000, "cifar-c/held-out-5000"), (0, "cifar-c")):
-        config = tradeoff.Config(hold_out=images, corruption_root="cifar-c")
-        runs = tradeoff.configs(config).values()
-        assert {run.evaluate.corruption_root for run in runs} == {place}
 
 
 def test_the_shortest_try_of_table1_can_be_built() -> None:
@@ -259,7 +250,7 @@ def test_missing_files_are_told_before_any_process_starts(
     said = str(told.value)
     assert "--data-root" in said
     assert "--set" not in said  # an option of lpbnn train
-    assert f"data.load('cifar10', '{root}', download=True)" in said
+    assert f"lpbnn data download cifar10 --data-root {root}" in said
     assert not (tmp_path / "runs").exists()
 
 

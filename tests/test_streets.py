@@ -13,7 +13,7 @@ from rich.console import Console
 from safetensors.torch import save_file
 
 from lpbnn import backbones, cli, data, experiments, methods
-from lpbnn.experiments import _streets, table2
+from lpbnn.experiments import table2
 from lpbnn.report.ledger import read_ledger
 from lpbnn.report.results_md import results_markdown
 from lpbnn.report.runs import Run, grouped
@@ -236,7 +236,7 @@ def test_table2_is_the_papers_setting_and_its_variants() -> None:
         stride_in="1x1",
         seeds=2,
     )
-    found = _streets.configs(config)
+    found = table2.configs(config)
     assert len(found) == 2 * 2 * 8
     assert [one.seed for one in found.values()] == [0] * 16 + [1] * 16
     one = found["streethazards-deeplab-lpbnn+gn-0"]
@@ -253,33 +253,33 @@ def test_table2_is_the_papers_setting_and_its_variants() -> None:
     assert found["camvid-anomaly-fast-deeplab-mcdropout-0"].backbone_options["dropout"] == 0.1
     assert found["camvid-anomaly-fast-deeplab-mcp-0"].epochs == 60
     with pytest.raises(ValueError, match="did you mean 'lpbnn"):
-        _streets.configs(table2.Config(methods=("lpbn",)))
+        table2.configs(table2.Config(methods=("lpbn",)))
     paper = table2.paper("bdd-anomaly")
     assert paper.rows["LP-BNN+GN"]["pixels/fpr95"] == 0.2866
     assert paper.rows["mcp"]["miou"] == pytest.approx(0.4763)
 
 
 def test_table2_takes_what_the_root_holds(tmp_path: Path) -> None:
-    assert _streets.presets(table2.Config()) == ("street-scenes",)
-    with pytest.raises(FileNotFoundError, match="holds none of streethazards, bdd-anomaly, camvid"):
-        _streets.presets(table2.Config(data_root=str(tmp_path)))
+    assert table2.presets(table2.Config()) == ("street-scenes",)
+    with pytest.raises(FileNotFoundError, match="holds no data set of table 2"):
+        table2.presets(table2.Config(data_root=str(tmp_path)))
     streets.camvid(tmp_path)
-    assert _streets.presets(table2.Config(data_root=str(tmp_path))) == ("camvid-anomaly",)
+    assert table2.presets(table2.Config(data_root=str(tmp_path))) == ("camvid-anomaly",)
     streets.bdd(tmp_path)
     streets.streethazards(tmp_path / "streethazards")
-    found = _streets.presets(table2.Config(data_root=str(tmp_path)))
+    found = table2.presets(table2.Config(data_root=str(tmp_path)))
     assert found == ("streethazards", "bdd-anomaly", "camvid-anomaly")
 
 
 def test_table2_trains_and_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_streets, "SMALL_OPTIONS", {"width": 4, "channels": 8})
-    made = _streets.settings
+    monkeypatch.setattr(table2, "SMALL_OPTIONS", {"width": 4, "channels": 8})
+    made = table2.settings
     scenes = {"train": 4, "val": 1, "test": 2, "size": (32, 48)}
 
     def tiny(*args: Any) -> RunConfig:
         return RunConfig.from_data({**made(*args).to_data(), "data_options": scenes})
 
-    monkeypatch.setattr(_streets, "settings", tiny)
+    monkeypatch.setattr(table2, "settings", tiny)
     console, page = Console(record=True, width=200), tmp_path / "r.html"
     config = table2.Config(
         out=tmp_path / "runs",

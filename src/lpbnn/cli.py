@@ -1,4 +1,4 @@
-"""The command: ls, train, eval, join, compare, report, keep, results, predict, demo, experiment, bench.
+"""The command: ls, train, eval, join, compare, report, keep, results, predict, data, demo, experiment, bench.
 
 ``--help`` and ``ls`` import neither torch nor anything that imports it, so that they answer at once: what
 they show of methods, networks and data sets is read from the source files (``lpbnn.source``).
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -213,6 +213,23 @@ def predict(
         console.print("For the maps give a folder: lpbnn predict RUN IMAGE... -o maps")
 
 
+def data(
+    action: Positional[Literal["download"]],
+    name: Annotated[Positional[str], arg(metavar="NAME")],
+    data_root: Path = Path("data"),
+) -> None:
+    """Download a data set's published files, checked by md5: lpbnn data download cifar10.
+
+    Args:
+        name: cifar10 or cifar100; SVHN, their out-of-distribution set, comes with both.
+        data_root: the folder for the files; give the same to train and experiment.
+    """
+    from lpbnn.data import download
+
+    splits = download(name, data_root)
+    _say(f"{splits.source}: {splits.description}")
+
+
 EXPERIMENT = "A table or figure of the paper: lpbnn experiment NAME; --help lists them."
 BENCH = "The cost of each method on a network, relative to the plain network: time and memory."
 
@@ -253,6 +270,7 @@ def _commands(args: list[str]) -> dict[str, Callable[..., Any]]:
         "keep": keep,
         "results": results,
         "predict": predict,
+        "data": data,
         "demo": _experiments(args)["demo"],
         "experiment": _documented(EXPERIMENT),
         "bench": _documented(BENCH),

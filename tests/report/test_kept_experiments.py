@@ -6,7 +6,7 @@ import pytest
 from report.conftest import Make, info
 from rich.console import Console
 
-from lpbnn.experiments import _suite, calibration, table1, tradeoff
+from lpbnn.experiments import _suite, calibration, table1
 from lpbnn.report.ledger import keep
 
 
@@ -56,15 +56,15 @@ def test_only_the_networks_that_are_asked_for(make: Make, tmp_path: Path) -> Non
         table1.run(table1.Config(source=ledger, backbone=("lenet",)), console)
 
 
-def test_a_tradeoff_names_its_rows_by_what_differs(make: Make, tmp_path: Path) -> None:
+def test_a_sweep_names_its_rows_by_what_differs(make: Make, tmp_path: Path) -> None:
     console, ledger = Console(record=True, width=200), tmp_path / "ledger"
     cifar = {"data": info(name="cifar10"), "backbone": "wrn-16-4"}
     keep(make("mcp", **cifar), ledger)
     for value in (-2.0, 0.0):
         keep(make("lpbnn", folder=f"lv{value}", options={"log_variance": value}, **cifar), ledger)
     page = tmp_path / "page.html"
-    tradeoff.run(tradeoff.Config(source=ledger, report=page), console)
+    table1.run(table1.Config(source=ledger, report=page), console)
     shown = console.export_text()
-    for text in ("Trade-off: cifar10", "log_variance=-2", "log_variance=0", "MCP"):
+    for text in ("Table 1: cifar10", "log_variance=-2", "log_variance=0", "MCP"):
         assert text in shown
     assert "LP-BNN (log_variance=0)" in page.read_text().partition('id="tradeoffs"')[2]

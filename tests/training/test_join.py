@@ -15,7 +15,7 @@ from PIL import Image
 import lpbnn
 from lpbnn import cli
 from lpbnn.data import Splits
-from lpbnn.experiments._cifar import CifarConfig, settings
+from lpbnn.experiments.table1 import Config, settings
 from lpbnn.metrics import ClassificationMetrics
 from lpbnn.report.ledger import keep, kept
 from lpbnn.training import EvalConfig, OptimConfig, RunConfig, RunError
@@ -183,7 +183,7 @@ def test_every_command_takes_it(
 
 
 def test_it_is_the_row_of_table_1(runs: list[Path], tmp_path: Path) -> None:
-    table = CifarConfig(preset=("cifar10-fast",), backbone=("wrn-28-10",))
+    table = Config(preset=("cifar10-fast",), backbone=("wrn-28-10",))
     members = [
         resolved(settings(table, "mcp", seed, "cifar10-fast", "wrn-28-10")) for seed in range(4)
     ]

@@ -35,6 +35,7 @@ __all__ = [
     "Examples",
     "Splits",
     "Task",
+    "download",
     "entries",
     "load",
     "names",
@@ -245,24 +246,40 @@ def load(name: str, root: str | Path | None = None, **options: object) -> Splits
 
 
 def require_files(name: str, root: str | Path | None = None) -> None:
-    """Raise a `FileNotFoundError` where files of a data set are missing; reads and downloads nothing.
+    """Raise a `FileNotFoundError` if files of a data set are missing; reads and downloads nothing.
 
     >>> require_files("cifar10", "/nowhere")
     Traceback (most recent call last):
     ...
     FileNotFoundError: /nowhere/cifar-10-batches-py is missing: /nowhere does not exist. Give ...
     """
-    entry = _entry(name)
-    if entry.require_files is None:
-        return
-    try:
-        entry.require_files(None if root is None else Path(root))
-    except FileNotFoundError as error:
-        if "download" not in inspect.signature(entry.load).parameters:
-            raise
-        where = str(root or "data")
-        command = f"from lpbnn import data; data.load({name!r}, {where!r}, download=True)"
-        raise FileNotFoundError(f'{error} To download it: python -c "{command}"') from error
+    require = _entry(name).require_files
+    if require is not None:
+        require(None if root is None else Path(root))
+
+
+def download(name: str, root: str | Path | None = None) -> Splits:
+    """Fetch the published files of a data set into `root`, check them, and load the set.
+
+    >>> download("digits")
+    Traceback (most recent call last):
+    ...
+    ValueError: data set 'digits' has no download; expected one of cifar10, cifar100. ...
+    """
+    if "download" not in inspect.signature(_entry(name).load).parameters:
+        known = [
+            n for n, e in entries().items() if "download" in inspect.signature(e.load).parameters
+        ]
+        needs = _entry(name).require_files is not None
+        fix = (
+            "put its files where lpbnn ls and the docstring of its loader say"
+            if needs
+            else "none is needed"
+        )
+        raise ValueError(
+            f"data set {name!r} has no download; expected one of {', '.join(known)}. Fix: {fix}."
+        )
+    return load(name, root, download=True)
 
 
 def _entry(name: str) -> Entry:

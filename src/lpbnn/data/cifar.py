@@ -204,15 +204,18 @@ def _folder(family: _Family, root: Path, download: bool) -> Path:
         urls = [f"{host}/{family.archive}" for host in _HOSTS]
         archive = fetch(urls, family.archive_md5, root / family.archive)
         return extract(archive, family.folder, root)
-    return _locate(family, root, ", or pass download=True (--set data.download=true)")
+    return _locate(family, root)
 
 
-def _locate(family: _Family, root: Path, otherwise: str = "") -> Path:
-    """The published folder under `root`; where it is missing, the error ends with what else helps."""
+def _locate(family: _Family, root: Path) -> Path:
+    """The published folder under `root`; if it is missing, the error says how to get it."""
     folder = root / family.folder
     if folder.is_dir():
         return folder
-    fix = f"Give the folder that contains {family.folder}/ as root (--data-root){otherwise}."
+    fix = (
+        f"Give the folder that contains {family.folder}/ as root (--data-root), or download it: "
+        f"lpbnn data download {family.name} --data-root {root}"
+    )
     if not root.is_dir():
         why = f"{root} does not exist"
     elif all((root / name).is_file() for name in family.train):
@@ -285,7 +288,7 @@ def _svhn(root: Path, rows: int, download: bool) -> tuple[dict[str, Dataset], li
     """SVHN's test part under the name "svhn", or nothing and the reason."""
     path = svhn.path_of(root)
     if not path.is_file() and not download:
-        note = f"no out-of-distribution part: {path} is missing (pass download=True to fetch it)"
+        note = f"no out-of-distribution part: {path} is missing (to fetch it: lpbnn data download)"
         _LOG.warning("%s", note)
         return {}, [note]
     images = svhn.read(root, rows=rows, download=download).inputs

@@ -19,8 +19,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from lpbnn import data
 from lpbnn.data import Splits
-from lpbnn.experiments._published import published
-from lpbnn.experiments._work import Work
+from lpbnn.experiments import published
+from lpbnn.experiments._suite_options import SuiteOptions
 from lpbnn.training import RunConfig
 from lpbnn.training.build import load_data
 from lpbnn.training.environment import BESIDE
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def work(
-    given: Work,
+    given: SuiteOptions,
     configs: Callable[[], Mapping[str, RunConfig]],
     console: Console,
     methods: Collection[str] = (),

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lpbnn.experiments._cifar import CifarConfig, configs
+from lpbnn.experiments import table1
 
 
 @dataclass(frozen=True)
-class Config(CifarConfig):
+class Config(table1.Config):
     methods: tuple[str, ...] = ("ensemble", "batchensemble", "lpbnn")
 
 
@@ -24,7 +24,7 @@ def run(config: Config, console: Console) -> Path:
     from lpbnn.report.contents import severity
     from lpbnn.report.runs import grouped
 
-    runs = work(config, lambda: configs(config), console, config.methods, config.backbone)
+    runs = work(config, lambda: table1.configs(config), console, config.methods, config.backbone)
     return show(
         runs,
         config.report,

@@ -10,12 +10,12 @@ from pathlib import Path
 from rich.console import Console
 
 from lpbnn import methods
-from lpbnn.experiments._work import Work
+from lpbnn.experiments._suite_options import SuiteOptions
 from lpbnn.training import EvalConfig, OptimConfig, RunConfig, ScheduleConfig
 
 
 @dataclass(frozen=True)
-class Config(Work):
+class Config(SuiteOptions):
     out: Path = Path("runs/demo")
     seeds: int = 3
     methods: tuple[str, ...] = ()

@@ -6,18 +6,21 @@ table1, ``--from results/records.tar.xz/cifar10-fast`` the runs that are kept th
 members; on corrupted images all sets are pooled. What single members say of single images is in the report.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 
-from lpbnn.experiments import _cifar, demo
-from lpbnn.experiments._work import Work
+from lpbnn.experiments import demo, table1
+from lpbnn.experiments._suite_options import SuiteOptions
 from lpbnn.training import RunConfig
 
 if TYPE_CHECKING:
     from lpbnn.report import PaperTable
+    from lpbnn.report.runs import Run
 
 METHODS = ("ensemble", "batchensemble", "lpbnn")
 KEYS = ("ratio_error", "q_statistic", "correlation")
@@ -33,10 +36,16 @@ PAPER = {
         "lpbnn": (0.4476, 0.9595, 0.7332),
     },
 }
+MEANING = (
+    "Ratio-error counts the images on which exactly one of two members errs, relative to those on which "
+    "both do: higher is more diverse. Q-statistic and correlation are 1 if the members err on the same "
+    "images: lower is more diverse. Compare methods of similar accuracy only: members that guess are "
+    "diverse and useless."
+)
 
 
 @dataclass(frozen=True)
-class Config(Work):
+class Config(SuiteOptions):
     preset: Literal["digits", "cifar10", "cifar10-fast"] = "digits"
     data_root: str = "data"
     backbone: str | None = None
@@ -63,15 +72,28 @@ def paper() -> "PaperTable":
     )
 
 
+def at_chance(runs: Sequence["Run"]) -> list[str]:
+    """Return a warning for every method whose accuracy is at most 1.5 times that of guessing."""
+    found = []
+    for method in dict.fromkeys(run.method for run in runs):
+        own = [run for run in runs if run.method == method and run.at("test")]
+        accuracy = fmean(run.at("test", "accuracy") for run in own) if own else 0.0
+        if accuracy <= 1.5 / (runs[0].data.num_classes or 1):
+            found.append(
+                f"{method}: {accuracy:.1%} accuracy is chance; its diversity means nothing."
+            )
+    return found
+
+
 def settings(config: Config, method: str, seed: int) -> RunConfig:
     if config.preset == "digits":
         return demo.settings(method, seed)
-    cifar = _cifar.CifarConfig(data_root=config.data_root)
-    return _cifar.settings(cifar, method, seed, config.preset, config.backbone or _cifar.BACKBONE)
+    cifar = table1.Config(data_root=config.data_root)
+    return table1.settings(cifar, method, seed, config.preset, config.backbone or table1.BACKBONE)
 
 
 def configs(config: Config) -> dict[str, RunConfig]:
-    net = "" if config.preset == "digits" else f"{config.backbone or _cifar.BACKBONE}-"
+    net = "" if config.preset == "digits" else f"{config.backbone or table1.BACKBONE}-"
     return {
         f"{config.preset}-{net}{method}-{seed}": settings(config, method, seed)
         for seed in range(config.seeds)
@@ -89,6 +111,9 @@ def run(config: Config, console: Console) -> Path:
     for setting, part in by_setting(runs).items():
         console.print(setting, style="bold")
         print_table(diversity(grouped(part), paper()), console)
+        console.print(MEANING, highlight=False)
+        for line in at_chance(part):
+            console.print(line, style="yellow", highlight=False)
     return tell_report(
         runs,
         config.report,

@@ -2,7 +2,8 @@
 
 Command: ``lpbnn experiment stability`` trains LeNet-5 on digits in two minutes on two CPU cores;
 ``--data cifar10 --data-root DIR`` is the paper's setting (80 epochs, batch 128, weight decay 1e-4).
-"Epoch div" is the epoch in which the training loss stopped being finite, counted from 1.
+"Epoch div" is the epoch in which the training loss stopped being finite, counted from 1. A learning rate
+counts as stable only if no seed diverged and the accuracy is above chance.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from lpbnn.experiments._work import Work
+from lpbnn.experiments._suite_options import SuiteOptions
 from lpbnn.training import EvalConfig, OptimConfig, RunConfig, ScheduleConfig
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ PAPER: dict[str, dict[float, tuple[float, int | None]]] = {
 
 
 @dataclass(frozen=True)
-class Config(Work):
+class Config(SuiteOptions):
     data: str = "digits"
     data_root: str | None = None
     out: Path = Path("runs/stability")
@@ -101,6 +102,8 @@ def run(config: Config, console: Console) -> Path:
     runs = work(config, lambda: configs(config), console, NAMES)
     for setting, part in by_setting(runs).items():
         console.print(table(setting, part))
+        for line in verdicts(part):
+            console.print(line, highlight=False)
     return tell_report(
         runs,
         config.report,
@@ -133,6 +136,34 @@ def table(setting: str, runs: Sequence["Run"]) -> Table:
     return shown
 
 
+def verdicts(runs: Sequence["Run"]) -> list[str]:
+    """One sentence per method: the learning rates at which it trains, diverges or stays at chance.
+
+    A network that predicts at chance never diverges, and has learned nothing either.
+    """
+    found = []
+    for method, name in NAMES.items():
+        rates: dict[str, list[str]] = {"trains": [], "diverges": [], "stays at chance": []}
+        own = [run for run in runs if run.method == method]
+        for rate in sorted({float(run.settings["optim.lr"]) for run in own}):
+            seeds = [run for run in own if run.settings["optim.lr"] == rate]
+            if any(run.diverged is not None for run in seeds):
+                outcome = "diverges"
+            else:
+                accuracy = fmean(run.at("test", "accuracy") for run in seeds)
+                outcome = "trains" if accuracy > _chance(seeds[0]) else "stays at chance"
+            rates[outcome].append(f"{rate:g}")
+        said = [f"{what} at {', '.join(at)}" for what, at in rates.items() if at]
+        if said:
+            found.append(f"{name} {'; it '.join(said)}.")
+    return found
+
+
+def _chance(run: "Run") -> float:
+    """Accuracy up to which a network has learned nothing: 1.5 times that of guessing."""
+    return 1.5 / (run.data.num_classes or 1)
+
+
 def _rows(
     table: Table,
     name: str,
@@ -148,7 +179,8 @@ def _accuracy(runs: Sequence["Run"]) -> str:
     found = [run.at("test", "accuracy") for run in runs if run.at("test")]
     if not found:
         return "not finite" if runs else ""
-    return f"{100 * fmean(found):.2f}"
+    shown = f"{100 * fmean(found):.2f}"
+    return f"{shown} (chance)" if fmean(found) <= _chance(runs[0]) else shown
 
 
 def _epochs(runs: Sequence["Run"]) -> str:

@@ -8,7 +8,7 @@ from tyro.conf import arg
 
 
 @dataclass(frozen=True)
-class Work:
+class SuiteOptions:
     """Options of every experiment: how its runs are made, or where they are."""
 
     source: Annotated[Path | None, arg(name="from")] = None
