@@ -3,12 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test bench lint format clean
+.PHONY: demo test test-all bench lint format clean
 
 demo: $(READY)
 	$(BIN)/lpbnn demo
 
 test: $(READY) lint
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+# With the tests marked slow, each of which a quicker one of `make test` covers in part.
+test-all: $(READY) lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # For example: make bench ARGS="deeplab --modes eager"; `python -m benchmarks --help` lists the rest.

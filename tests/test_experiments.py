@@ -35,6 +35,7 @@ def test_names_and_descriptions() -> None:
         experiments.load("stabilty")
 
 
+@pytest.mark.slow
 def test_stability(tmp_path: Path, console: Console) -> None:
     page, ledger = tmp_path / "r.html", tmp_path / "ledger"
     config = stability.Config(
@@ -92,13 +93,17 @@ def test_diversity_warns_of_members_at_chance() -> None:
     assert "lpbnn: 12.0% accuracy is chance" in warning
 
 
-def test_the_demo_and_diversity_share_their_settings(tmp_path: Path, console: Console) -> None:
+def test_the_demo_and_diversity_share_their_settings() -> None:
+    assert diversity.settings(diversity.Config(), "lpbnn", 0) == demo.settings("lpbnn", 0)
+
+
+@pytest.mark.slow
+def test_diversity_shows_the_runs_of_the_demo(tmp_path: Path, console: Console) -> None:
     config = demo.Config(
         out=tmp_path / "demo", report=tmp_path / "r.html", seeds=1, methods=("mcp", "lpbnn"), jobs=2
     )
     assert demo.run(config, console) == tmp_path / "r.html"
     assert "LP-BNN" in console.export_text()
-    assert diversity.settings(diversity.Config(), "lpbnn", 0) == demo.settings("lpbnn", 0)
     kept = diversity.Config(source=config.out, report=tmp_path / "d.html")  # from run folders
     diversity.run(kept, console)
     shown = console.export_text()

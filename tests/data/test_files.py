@@ -86,6 +86,7 @@ def test_it_reads_no_further_ahead_than_it_says(
     assert started[0] == 40
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

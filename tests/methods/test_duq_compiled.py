@@ -87,6 +87,7 @@ def test_one_graph_trains_the_same_weights_centroids_and_statistics() -> None:
     assert not counters["graph_break"]
 
 
+@pytest.mark.slow
 def test_inductor_gives_the_same_numbers() -> None:
     net = nn.Sequential(
         nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)

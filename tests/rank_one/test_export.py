@@ -122,6 +122,7 @@ def test_compile_without_a_break(case: str) -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_compile_with_inductor() -> None:
     model = build("Mlp").train()
     x, y = inputs("Mlp", 6), torch.randint(3, (6,))

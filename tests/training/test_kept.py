@@ -110,6 +110,7 @@ def as_torch_would(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lpbnn.training.step.compiled", kept.compiled)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("net", "spared"), [(Branches, 2 + 3), (Blocks, 3), (Attention, 2 / 4)])
 def test_what_can_be_multiplied_again_is_not_kept(
     net: type[nn.Module], spared: float, monkeypatch: pytest.MonkeyPatch
@@ -152,6 +153,7 @@ def small() -> nn.Module:
     return nn.Sequential(convolution, nn.GELU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(288, 5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "options"), [("lpbnn", {"include": "0"}), ("mcdropout", {})])
 def test_a_memory_budget_keeps_less_and_the_gradients(method: str, options: dict[str, Any]) -> None:
     """Those of the noise that was drawn in the forward pass; and no step takes another's code."""

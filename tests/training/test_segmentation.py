@@ -301,6 +301,7 @@ def test_the_loss_falls_on_the_generated_streets(make: Make, scenes: Splits) -> 
     assert training.rows[-1]["nll"] < 0.8 * training.rows[0]["nll"]
 
 
+@pytest.mark.slow
 def test_evaluation_needs_no_more_memory_for_more_frames(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
