@@ -135,9 +135,26 @@ def join(runs: Runs, out: Out) -> None:
         _show([out])
 
 
-def compare(runs: Runs) -> None:
-    """Runs side by side; seeds of the same method and settings become mean and spread."""
-    _show(_given(runs, "compare"))
+def compare(runs: Runs, format: Literal["table", "markdown", "latex", "csv"] = "table") -> None:
+    """Runs side by side; seeds of the same method and settings become mean and spread.
+
+    Args:
+        runs: run folders, folders that hold some (runs/demo), or files that lpbnn keep wrote.
+        format: the table for the terminal, a README, a paper (booktabs) or a program.
+    """
+    found = _given(runs, "compare")
+    if format == "table":
+        _show(found)
+    else:
+        from lpbnn.report.formats import FORMATS
+        from lpbnn.report.runs import by_data, read_runs
+        from lpbnn.report.tables import comparison
+
+        read = read_runs(_finished(found))
+        # A CSV file is one table: several data sets are an error that says so.
+        parts = [read] if format == "csv" else by_data(read).values()
+        tables = map(comparison, parts)
+        print("\n".join(map(FORMATS[format], tables)), end="")
 
 
 def report(runs: Runs, out: Out = Path("report.html"), title: str | None = None) -> None:
@@ -199,7 +216,7 @@ def predict(
         full_size: segmentation: take the pictures as they are, however large.
     """
     from lpbnn.report import answers
-    from lpbnn.report.terminal import print_whole
+    from lpbnn.report.formats import print_whole
     from lpbnn.training.run import load_run
     from lpbnn.training.rundir import RunDir
 

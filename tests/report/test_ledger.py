@@ -15,10 +15,10 @@ from tools.pack_records import added, pack
 
 from lpbnn.experiments import published
 from lpbnn.report import comparison, write_report
-from lpbnn.report.contents import severity
 from lpbnn.report.ledger import found_in, keep, kept, ledger_folders, read_ledger
 from lpbnn.report.results_md import results_markdown
 from lpbnn.report.runs import Run, chosen, grouped
+from lpbnn.report.tables import severity
 from lpbnn.training import OptimConfig, RunConfig, archive
 from lpbnn.training.build import resolved
 from lpbnn.training.files import RunError, read_json

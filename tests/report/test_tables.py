@@ -10,10 +10,8 @@ from report.conftest import SESSION, Make
 
 from lpbnn.metrics.info import METRICS
 from lpbnn.report import PaperTable, Table, comparison
-from lpbnn.report.contents import cost, diversity
-from lpbnn.report.quantities import COSTS
 from lpbnn.report.runs import grouped, read_runs
-from lpbnn.report.tables import Cell, marks
+from lpbnn.report.tables import COSTS, Cell, cost, diversity, marks
 from lpbnn.training.files import RunError
 from lpbnn.training.rundir import RunDir
 

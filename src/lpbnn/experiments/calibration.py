@@ -21,8 +21,8 @@ class Config(table1.Config):
 
 def run(config: Config, console: Console) -> Path:
     from lpbnn.experiments._suite import show, work  # imports torch: not for --help
-    from lpbnn.report.contents import severity
     from lpbnn.report.runs import grouped
+    from lpbnn.report.tables import severity
 
     runs = work(config, lambda: table1.configs(config), console, config.methods, config.backbone)
     return show(

@@ -104,8 +104,8 @@ def configs(config: Config) -> dict[str, RunConfig]:
 def run(config: Config, console: Console) -> Path:
     from lpbnn.experiments._suite import work  # imports torch: not for --help
     from lpbnn.report import print_table, tell_report
-    from lpbnn.report.contents import diversity
     from lpbnn.report.runs import by_setting, grouped
+    from lpbnn.report.tables import diversity
 
     runs = work(config, lambda: configs(config), console, config.methods, [config.backbone])
     for setting, part in by_setting(runs).items():

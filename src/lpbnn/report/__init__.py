@@ -8,10 +8,8 @@
 ==========  ========================================================================================
 entries     a run as one JSON file; ``ledger``: folders of them; ``results_md``: RESULTS.md
 runs        run folders and kept runs, read; seeds gathered into groups
-tables      ``Table``: plain data, mean and spread, the best two marked
-quantities  the numbers that are not scores, with their units
-contents    which tables there are: comparison, severities, diversity, uncertainty, cost
-terminal    a table in the terminal
+tables      ``Table``: plain data, mean and deviation over seeds, the best two marked; which tables there are
+formats     a table in the terminal, as Markdown, LaTeX, CSV and DataFrame
 html        a table, and everything else, in HTML
 colours     the colour of every method
 svg         matplotlib's drawings as SVG that follows the page's colours
@@ -27,9 +25,16 @@ page        ``write_report``; ``tell_report`` also prints where it is; ``style.c
 ==========  ========================================================================================
 """
 
-from lpbnn.report.contents import comparison
+from lpbnn.report.formats import frame, print_table
 from lpbnn.report.page import tell_report, write_report
-from lpbnn.report.tables import PaperTable, Table
-from lpbnn.report.terminal import print_table
+from lpbnn.report.tables import PaperTable, Table, comparison
 
-__all__ = ["PaperTable", "Table", "comparison", "print_table", "tell_report", "write_report"]
+__all__ = [
+    "PaperTable",
+    "Table",
+    "comparison",
+    "frame",
+    "print_table",
+    "tell_report",
+    "write_report",
+]

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from lpbnn.metrics.info import METRICS
-from lpbnn.report import contents, figures, html, pictures, regression
+from lpbnn.report import figures, html, pictures, regression, tables
 from lpbnn.report.entries import SCORES, score_quantiles
 from lpbnn.report.figures import Cumulative, ScoreAxis
 from lpbnn.report.regression import Predicted
@@ -55,7 +55,7 @@ def corruption(groups: Sequence[Group]) -> str:
 def detection(groups: Sequence[Group]) -> str:
     """The distribution of the score that the AUROC is of, on the test set and on each other set."""
     body = ""
-    for name in contents.measured_on(groups, "ood"):
+    for name in tables.measured_on(groups, "ood"):
         found = {g.label: (g, pair) for g in groups if (pair := score_curves(g, name)) is not None}
         axes = _score_axes(found)
         drawn = {
@@ -110,7 +110,7 @@ def _scored(group: Group, name: str) -> list[Run]:
     """The runs whose score can be drawn: with its values, otherwise with confidences that give it."""
     places = ("test", f"ood/{name}")
     exact = [run for run in group.runs if all(_scores(run, where) is not None for where in places)]
-    if exact or contents.own_score(group) is not None:
+    if exact or tables.own_score(group) is not None:
         return exact
     return group.with_arrays("histogram/edges", *(f"histogram/{where}" for where in places))
 
@@ -122,11 +122,11 @@ def _score_axes(
     alike = {
         label: pair
         for label, (group, pair) in found.items()
-        if contents.own_score(group) is None and not group.diverged
+        if tables.own_score(group) is None and not group.diverged
     }
     axes = {}
     for label, (group, pair) in found.items():
-        own = contents.own_score(group)
+        own = tables.own_score(group)
         parts = [part for both in (alike.values() if label in alike else [pair]) for part in both]
         low, high = min(part.at(0.005) for part in parts), max(part.at(0.995) for part in parts)
         name = f"own score: {own}" if own else "1 - largest probability"

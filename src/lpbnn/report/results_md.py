@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lpbnn.report import contents
+from lpbnn.report import tables
+from lpbnn.report.formats import markdown, markdown_text
 from lpbnn.report.ledger import ledger_folders, read_ledger
 from lpbnn.report.runs import Group, Run, by_setting, chosen, counted, described, grouped
-from lpbnn.report.tables import RULE, Column, PaperTable, Row, Table
+from lpbnn.report.tables import RULE, PaperTable
 from lpbnn.training.files import RunError
 
 HEAD = """\
@@ -28,7 +29,6 @@ shorter schedule, a smaller network or generated corruptions, and then the two d
 
 </details>
 """
-MARKS = {"best": "**{}**", "second": "_{}_", "": "{}"}
 
 References = Callable[[str, str], PaperTable | None]
 """The published numbers of a data set and a backbone."""
@@ -53,17 +53,19 @@ def results_markdown(ledger: str | Path, references: References) -> str:
             reference = references(part[0].data.name, part[0].settings["backbone"])
             parts.append(f"### {setting} (`{where}`)\n")
             groups = _ordered(grouped(part), reference)
-            tables = (
-                contents.compare(groups, reference),
-                contents.severity(groups),
-                contents.diversity(groups, reference),
-                contents.cost(groups),
+            found = (
+                tables.compare(groups, reference),
+                tables.severity(groups),
+                tables.diversity(groups, reference),
+                tables.cost(groups),
             )
-            shown = [table for table in tables if table.columns]
+            shown = [table for table in found if table.columns]
             meanings |= {info.title: info.convention for table in shown for info in table.legend}
-            parts += map(_table, shown)
+            parts += map(markdown, shown)
             parts.append(_sources(groups, where))
-    said = "\n".join(f"- {_text(title)}: {_text(text)}." for title, text in meanings.items())
+    said = "\n".join(
+        f"- {markdown_text(title)}: {markdown_text(text)}." for title, text in meanings.items()
+    )
     return "\n".join([HEAD.format(ledger=ledger.name, conventions=said, rule=RULE), *parts])
 
 
@@ -74,50 +76,14 @@ def _ordered(groups: Sequence[Group], reference: PaperTable | None) -> list[Grou
     return sorted(groups, key=lambda group: reference.place(group.label, group.method))
 
 
-def _table(table: Table) -> str:
-    heads = ["method", "n", *map(_head, table.columns)]
-    lines = [heads, ["---", "---:", *("---:" for _ in table.columns)]]
-    lines += [
-        [_label(row), str(row.n), *(_cell(row, c) for c in table.columns)] for row in table.rows
-    ]
-    rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    notes = _text(" ".join(table.explanations(spread=False)))
-    said = f"\n<sub>{notes}</sub>\n" if notes else ""
-    return f"**{_text(table.title)}**\n\n{rows}\n{said}"
-
-
-def _head(column: Column) -> str:
-    info = column.info
-    part = column.part.partition(",")[0].removeprefix("OOD: ").removeprefix("corrupted: ")
-    words = (part.replace(":", ""), info.title, info.unit, info.arrow)
-    return _text(" ".join(word for word in words if word))
-
-
-def _label(row: Row) -> str:
-    return _text(f"{row.label}, {row.note}" if row.note else row.label)
-
-
-def _cell(row: Row, column: Column) -> str:
-    cell = row.cells[column.key]
-    mean, spread = cell.text(column.info)
-    text = MARKS[cell.mark].format(mean) + (f" {spread}" if spread else "")
-    if cell.relative is not None:
-        text += f"<br>×{cell.relative:.2f}"
-    if 0 < len(cell.values) < row.n:
-        text += f"<br>of {len(cell.values)} runs"
-    if cell.reference is not None:
-        text += f"<br>paper {column.info.format(cell.reference)}"
-    return text
-
-
 def _sources(groups: Sequence[Group], where: str) -> str:
     """The files of every row, and how they were made."""
     lines = []
     for group in groups:
         files = ", ".join(f"[{run.seed}]({where}/{run.path.name})" for run in group.runs)
         given = described(group.settings, chosen(group.settings, group.method))
-        said = f"; not the method's defaults: {_text(given)}" if given else ""
-        lines.append(f"- {_text(group.label)}: seed {files}{said}")
+        said = f"; not the method's defaults: {markdown_text(given)}" if given else ""
+        lines.append(f"- {markdown_text(group.label)}: seed {files}{said}")
     runs = [run for group in groups for run in group.runs]
     facts = [("Command", _command), ("Measured again", _again), ("Commit", _commit)]
     for words, find in [*facts, ("Machine", _machine)]:
@@ -151,14 +117,9 @@ def _machine(run: Run) -> str:
     session = _last(run)
     versions = session.get("versions", {})
     said = [session.get("device"), f"torch {versions.get('torch')}", f"CUDA {session.get('cuda')}"]
-    return _text(", ".join(text for text in said if text and not text.endswith("None")))
+    return markdown_text(", ".join(text for text in said if text and not text.endswith("None")))
 
 
 def _last(run: Run) -> Mapping[str, Any]:
     """The start that finished it."""
     return run.sessions[-1] if run.sessions else {}
-
-
-def _text(text: str) -> str:
-    """Without what Markdown would take for its own."""
-    return "".join(f"\\{c}" if c in "|*_`<>[]#" else c for c in text)

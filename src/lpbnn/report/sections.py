@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from lpbnn.report import contents, gallery, html, scenes, settings
+from lpbnn.report import gallery, html, scenes, settings, tables
 from lpbnn.report.bars import MOST
 from lpbnn.report.panels import (
     calibration,
@@ -29,7 +29,7 @@ class Section(NamedTuple):
 def sections(groups: Sequence[Group], reference: PaperTable | None = None) -> list[Section]:
     """Every part that has something to show."""
     makers: list[tuple[str, str, Callable[[Sequence[Group]], str]]] = [
-        ("comparison", "Comparison", lambda g: html.table(contents.compare(g, reference))),
+        ("comparison", "Comparison", lambda g: html.table(tables.compare(g, reference))),
         ("tradeoffs", "What it costs in accuracy", tradeoffs),
         ("calibration", "Calibration", calibration),
         ("curves", "Predictions", predictions),
@@ -50,11 +50,11 @@ def sections(groups: Sequence[Group], reference: PaperTable | None = None) -> li
 def in_or_out(groups: Sequence[Group]) -> str:
     """Confidences on what was trained for and on what was not; then uncertainty by its parts."""
     figures = detection(groups)
-    if contents.measured_on(groups, "uncertainty") == ["test"]:
+    if tables.measured_on(groups, "uncertainty") == ["test"]:
         return figures  # nothing to compare it with
     parts = _table(
         "Epistemic uncertainty should be larger on what was never seen than on the test set.",
-        contents.uncertainty(groups),
+        tables.uncertainty(groups),
     )
     title = "<h3>Uncertainty and its parts</h3>" if figures and parts else ""
     return figures + title + parts
@@ -85,7 +85,7 @@ def diversity(groups: Sequence[Group], reference: PaperTable | None = None) -> s
     """How differently the members err."""
     return _table(
         "Members that make different mistakes correct each other; the arrows point to more diversity.",
-        contents.diversity(groups, reference),
+        tables.diversity(groups, reference),
     )
 
 
@@ -94,7 +94,7 @@ def cost(groups: Sequence[Group]) -> str:
     return _table(
         "What knowing costs, in parameters, time and memory; the grey numbers compare with the "
         "plain network.",
-        contents.cost(groups),
+        tables.cost(groups),
     )
 
 

@@ -1,24 +1,115 @@
-"""Tables as plain data: what was measured, mean and spread over seeds, the best two marked.
+"""The one table model: rows of runs, columns of metrics, mean and standard deviation over seeds.
 
-One ``Table`` feeds the terminal (``lpbnn.report.terminal``) and the page (``lpbnn.report.html``).
+``comparison``, ``severity``, ``diversity``, ``uncertainty`` and ``cost`` make a ``Table``;
+``lpbnn.report.formats`` writes it to the terminal and as Markdown, LaTeX, CSV and a DataFrame, and the
+template ``table.html`` as HTML.
 """
 
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
-from lpbnn.metrics.info import MetricInfo
-from lpbnn.report.quantities import Quantity
-from lpbnn.report.runs import Group
+from lpbnn.metrics.info import METRICS, MetricInfo
+from lpbnn.report.entries import score_meaning
+from lpbnn.report.runs import BASELINE, Group, Run, by_data, counted, grouped, read_runs
+from lpbnn.training.environment import were_alone
+from lpbnn.training.rundir import RunDir
 
 Mark = Literal["", "best", "second"]
+TEST = ("miou", "accuracy", "nll", "rmse", "coverage", "ece", "brier")
+DETECTION = ("auroc", "aupr", "fpr95")
+DIVERSITY = ("ratio_error", "q_statistic", "correlation", "disagreement")
+PIXELS = {"pixels": "anomalies: per image", "pixels_pooled": "anomalies: pooled"}
+ALL_SEVERITIES = [1, 2, 3, 4, 5]
 RULE = (
     "best is the row with the best mean, with the rows that follow it in the order of their means as long as "
     "mean ± standard deviation over seeds overlaps its own; second best likewise among the rest. A single run "
     "has the median deviation of its column; where no row has several seeds, the digits shown decide."
 )
+
+
+Scale = tuple[tuple[float, float, str], ...]  # (from here on, one unit, its name)
+COUNT: Scale = ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e3, 1e3, "k"), (0, 1, ""))
+SECONDS: Scale = ((7200, 3600, "h"), (120, 60, "min"), (0, 1, "s"))
+BYTES: Scale = ((1e9, 1e9, "GB"), (1e6, 1e6, "MB"), (0, 1e3, "kB"))
+
+
+@dataclass(frozen=True)
+class Quantity(MetricInfo):
+    """A number without a good side; with a ``scale`` it is shown in three digits and its unit."""
+
+    scale: Scale = ()
+
+    @property
+    def arrow(self) -> str:
+        return ""
+
+    def format(self, value: float) -> str:
+        """With its unit.
+
+        >>> parameters, seconds = COSTS["cost/parameters"], COSTS["train/seconds"]
+        >>> parameters.format(36_546_980), parameters.format(310_000), seconds.format(95_400)
+        ('36.5 M', '310 k', '26.5 h')
+        """
+        if not self.scale:
+            return f"{value:,.0f}" if value >= 1000 else super().format(value)
+        one, unit = next((one, unit) for least, one, unit in self.scale if value >= least)
+        number = value / one
+        return f"{f'{number:.0f}' if number >= 100 else f'{number:#.3g}'} {unit}".rstrip()
+
+    def spread(self, mean: float, std: float) -> str:
+        """A cost's spread as a share of it, none where there is none.
+
+        >>> COSTS["train/seconds"].spread(20, 1), COSTS["cost/parameters"].spread(310_000, 0)
+        ('±5 %', '')
+        """
+        if not self.scale:
+            return f"±{self.format(std)}"
+        return f"±{100 * std / mean:.0f} %" if std > 0 else ""
+
+
+COSTS: dict[str, Quantity] = {
+    key: Quantity(key, title, "lower", convention, scale=scale)
+    for key, title, convention, scale in (
+        ("cost/parameters", "Parameters", "all that is trained, of all members", COUNT),
+        ("train/seconds", "Training", "wall-clock time, without the evaluation", SECONDS),
+        ("train/images_per_second", "Images/s", "training images per second", COUNT),
+        (
+            "train/epoch_seconds",
+            "Epoch",
+            "median of all but the first, which compiles",
+            SECONDS,
+        ),
+        ("evaluate_seconds", "Evaluation", "wall-clock time of all that is measured", SECONDS),
+        (
+            "cost/predict_seconds_per_1000",
+            "Prediction",
+            "wall-clock time for 1,000 examples, all members",
+            SECONDS,
+        ),
+        ("train/peak_bytes", "Memory, training", "the largest amount in use at any time", BYTES),
+        ("cost/predict_peak_bytes", "Memory, prediction", "the same, while predicting", BYTES),
+    )
+}
+UNCERTAINTY: dict[str, Quantity] = {
+    key: Quantity(key, key.capitalize(), "lower", convention, digits=3)
+    for key, convention in (
+        ("total", "entropy of the mean prediction, in nats"),
+        ("aleatoric", "mean entropy of the members' own predictions"),
+        ("epistemic", "the difference of the two: what the members disagree about"),
+    )
+}
+DEVIATIONS: dict[str, Quantity] = {
+    key: Quantity(key, key.capitalize(), "lower", convention, scale=COUNT)
+    for key, convention in (
+        ("total", "root of the mean predicted variance, in the target's unit"),
+        ("aleatoric", "the same of the members' own variances"),
+        ("epistemic", "the same of the variance of their means; its square and aleatoric's add up"),
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -67,13 +158,31 @@ class PaperTable:
 
 @dataclass(frozen=True)
 class Column:
-    """One metric, of one set where there are several (``part``)."""
+    """One metric, of one set where there are several (``part``), found in the results at ``path``."""
 
     key: str
     info: MetricInfo
     part: str = ""
+    path: tuple[str, ...] = ()
     marked: bool = True
-    """Whether the best values are to be told apart."""
+    """True if the best values are marked."""
+
+    @property
+    def tip(self) -> str:
+        """The convention of the metric and which way is better.
+
+        >>> Column("auroc", METRICS["auroc"]).tip
+        'OOD is the positive class; ties count half (higher is better)'
+        """
+        better = {"higher": "higher is better", "lower": "lower is better"}
+        said = better.get(self.info.direction, f"best at {self.info.target}")
+        return f"{self.info.convention} ({said})" if self.info.arrow else self.info.convention
+
+    def sort_value(self, cell: "Cell") -> float | None:
+        """The number that the column is sorted by: the mean, or its distance to the target."""
+        if cell.mean is None or self.info.target is None:
+            return cell.mean
+        return self.info.badness(cell.mean)
 
 
 @dataclass(frozen=True)
@@ -111,7 +220,6 @@ class Cell:
     def text(self, info: MetricInfo) -> tuple[str, str]:
         """Mean and spread as shown; the spread of a single run is empty.
 
-        >>> from lpbnn.metrics import METRICS
         >>> Cell((0.95, 0.97)).text(METRICS["accuracy"]), Cell().text(METRICS["ece"])
         (('96.00', '±1.41'), ('–', ''))
         """
@@ -123,6 +231,19 @@ class Cell:
         if isinstance(info, Quantity):
             return mean, info.spread(self.mean, self.std)
         return mean, f"±{info.format(self.std)}"
+
+    def below(self, info: MetricInfo, n: int) -> list[str]:
+        """What is shown below the mean of a row of ``n`` runs.
+
+        >>> Cell((0.95,), reference=0.96, relative=2.0).below(METRICS["accuracy"], 3)
+        ['×2.00', 'of 1 runs', 'paper 96.00']
+        """
+        found = [] if self.relative is None else [f"×{self.relative:.2f}"]
+        if 0 < len(self.values) < n:
+            found.append(f"of {len(self.values)} runs")
+        if self.reference is not None:
+            found.append(f"paper {info.format(self.reference)}")
+        return found
 
 
 @dataclass(frozen=True)
@@ -137,12 +258,7 @@ class Row:
     diverged: tuple[int, ...] = ()
     """The epochs in which runs of this row diverged."""
     failed: bool = False
-    """Whether it has less than half of the best row's accuracy."""
-
-    @classmethod
-    def of(cls, group: Group, cells: Mapping[str, Cell]) -> "Row":
-        diverged = tuple(group.diverged)
-        return cls(group.label, group.method, group.index, len(group.runs), cells, diverged)
+    """True if it has less than half of the best row's accuracy."""
 
     @property
     def note(self) -> str:
@@ -211,19 +327,37 @@ def build(
     title: str,
     columns: Sequence[Column],
     groups: Sequence[Group],
-    cells: Mapping[str, Mapping[str, Cell]],
     notes: Sequence[str] = (),
     reference: PaperTable | None = None,
     among: Sequence[Group] = (),
+    cells: Mapping[str, Mapping[str, Cell]] | None = None,
 ) -> Table:
-    """A table of ``cells[label][column key]``: empty columns left out, the best two marked.
+    """Build a table: cells are read from the runs, empty columns left out, the best two marked.
 
-    ``among`` are all groups, where only some have a row: the best accuracy may be another one's.
+    Args:
+        title: of the table.
+        columns: in their order; ``path`` says where a run has the number.
+        groups: the rows.
+        notes: sentences below the table.
+        reference: published numbers.
+        among: all groups, where only some have a row: the best accuracy may be another one's.
+        cells: ``cells[label][column key]``, where they are not what ``path`` finds.
     """
-    used = [c for c in columns if any(cells[g.label][c.key].values for g in groups)]
-    rows = [Row.of(g, {c.key: cells[g.label][c.key] for c in used}) for g in groups]
+    found = cells or {g.label: {c.key: Cell.of(g.values(*c.path)) for c in columns} for g in groups}
+    used = [c for c in columns if any(found[g.label][c.key].values for g in groups)]
     without = failed(among or groups)
-    rows = [replace(row, failed=row.label in without) for row in rows]
+    rows = [
+        Row(
+            label=g.label,
+            method=g.method,
+            index=g.index,
+            n=len(g.runs),
+            cells={c.key: found[g.label][c.key] for c in used},
+            diverged=tuple(g.diverged),
+            failed=g.label in without,
+        )
+        for g in groups
+    ]
     source = ""
     if reference is not None:
         rows = [_referenced(row, used, reference) for row in rows]
@@ -255,7 +389,6 @@ def marks(
         info: says which way is better.
         spreads: the standard deviations over seeds; None for a single run. Left out: no noise.
 
-    >>> from lpbnn.metrics import METRICS
     >>> marks([0.012, 0.009, None, 0.01, 0.00901], METRICS["ece"])
     ['', 'best', '', 'second', 'best']
     >>> marks([0.93, 0.935, 0.90], METRICS["accuracy"], [0.004, 0.002, 0.01])
@@ -312,3 +445,248 @@ def _marked(rows: Sequence[Row], column: Column) -> list[Row]:
 def _referenced(row: Row, columns: Sequence[Column], reference: PaperTable) -> Row:
     cells = {c.key: replace(row.cells[c.key], reference=reference.value(row, c)) for c in columns}
     return replace(row, cells=cells)
+
+
+def comparison(
+    runs: Iterable[str | Path | RunDir | Run], reference: PaperTable | None = None
+) -> Table:
+    """Every method's metrics, seeds as mean and spread; the runs must be of one data set."""
+    found = read_runs(runs)
+    parts = by_data(found)
+    if len(parts) > 1:
+        held = ", ".join(f"{name} ({len(part)} runs)" for name, part in parts.items())
+        raise ValueError(
+            f"the runs are of several data sets: {held}; expected one, because their numbers do not "
+            "compare. Fix: compare one at a time, or write a report, which has a part for each."
+        )
+    return compare(grouped(found), reference)
+
+
+def compare(groups: Sequence[Group], reference: PaperTable | None = None) -> Table:
+    """The comparison of runs that are read and grouped already."""
+    columns = [Column(key, METRICS[key], path=("test", key)) for key in TEST]
+    for name in measured_on(groups, "ood"):
+        columns += [
+            Column(f"{name}/{key}", METRICS[key], _set_title(name), ("ood", name, key))
+            for key in DETECTION
+        ]
+    origins = counted(run.origin for group in groups for run in group.runs if run.origin)
+    part = "corrupted: " + " / ".join(origin for origin, _ in origins)
+    columns += [Column(key, METRICS[key], part, ("corruption", key)) for key in ("ca", "ce")]
+    notes = _fairness_notes(groups) + _pixel_notes(groups)
+    notes += _score_notes(groups) + _corruption_notes(groups)
+    title = f"Comparison on {groups[0].runs[0].data.name}"
+    return build(title, columns, groups, notes, reference)
+
+
+def severity(
+    groups: Sequence[Group],
+    keys: Sequence[str] = ("accuracy", "ece"),
+    reference: PaperTable | None = None,
+) -> Table:
+    """Metrics at each severity of corruption, means over the corruptions, then over all (cA, cE)."""
+    levels = sorted(
+        {n for g in groups for run in g.runs for n in run.at("corruption", "severities") or {}}
+    )
+    columns = []
+    for key in keys:
+        columns += [
+            Column(
+                key=f"{level}/{key}",
+                info=METRICS[key],
+                part=f"severity: {level}",
+                path=("corruption", "severities", level, key),
+            )
+            for level in levels
+        ]
+        whole = {"accuracy": "ca", "ece": "ce"}[key]
+        columns.append(Column(whole, METRICS[whole], "all: severities", ("corruption", whole)))
+    if reference is not None:  # only the means over all are published
+        reference = reference.only("ca", "ce")
+    title = "Under corruption, by severity"
+    return build(title, columns, groups, _corruption_notes(groups), reference)
+
+
+def diversity(groups: Sequence[Group], reference: PaperTable | None = None) -> Table:
+    """How differently the members err, on the test images and on corrupted ones."""
+    columns = [
+        Column(f"{part}/{key}", METRICS[key], part, ("diversity", part, key))
+        for part in ("test", "corrupted")
+        for key in DIVERSITY
+    ]
+    several = [g for g in groups if any(Cell.of(g.values(*c.path)).values for c in columns)]
+    title = "Diversity of the members"
+    return build(title, columns, several, reference=reference, among=groups)
+
+
+def uncertainty(groups: Sequence[Group]) -> Table:
+    """Mean uncertainty and its two parts, on the test set and out of distribution."""
+    regression = groups[0].runs[0].data.task == "regression"
+    columns = [
+        Column(
+            key=f"{name}/{key}",
+            info=info,
+            part=name if name == "test" else _set_title(name),
+            path=("uncertainty", name, key),
+            marked=False,
+        )
+        for name in measured_on(groups, "uncertainty")
+        for key, info in (DEVIATIONS if regression else UNCERTAINTY).items()
+    ]
+    cells = None
+    if regression:
+        cells = {
+            g.label: {
+                c.key: Cell.of(_deviation(run, run.at(*c.path)) for run in g.runs) for c in columns
+            }
+            for g in groups
+        }
+    return build("Uncertainty and its parts", columns, groups, cells=cells)
+
+
+def cost(groups: Sequence[Group]) -> Table:
+    """What a method costs, also relative to the plain network where that is among the rows."""
+    columns = [Column(key, info, marked=False) for key, info in COSTS.items()]
+    # A zero says that the system does not tell.
+    cells = {
+        g.label: {key: Cell.of(v or None for v in _costs(g, key)) for key in COSTS} for g in groups
+    }
+    base = next((group for group in groups if group.method == BASELINE), None)
+    notes = _cost_notes(groups)
+    if base is not None and len(groups) > 1:
+        ours = {key: cell.mean for key, cell in cells[base.label].items()}
+        for numbers in cells.values():
+            for key, cell in numbers.items():
+                base_mean = ours[key]
+                if cell.mean is not None and base_mean:
+                    numbers[key] = replace(cell, relative=cell.mean / base_mean)
+        notes.append(f"×: relative to {base.label}.")
+    return build("Cost", columns, groups, notes, cells=cells)
+
+
+def _deviation(run: Run, variance: float | None) -> float | None:
+    """A variance of the standardised target as a deviation in the target's own unit."""
+    return None if variance is None else run.data.target_std * math.sqrt(max(variance, 0.0))
+
+
+def _costs(group: Group, key: str) -> list[float | None]:
+    """Of every run; times of those that shared the device only where all of the row did."""
+    values = group.values(*key.split("/"))
+    alone = [were_alone(run.sessions) for run in group.runs]
+    if "second" not in key or not any(alone):
+        return values
+    return [value if by_itself else None for value, by_itself in zip(values, alone, strict=True)]
+
+
+def measured_on(groups: Sequence[Group], key: str) -> list[str]:
+    """The sets that any run was measured on."""
+    return list(dict.fromkeys(n for g in groups for r in g.runs for n in r.at(key) or {}))
+
+
+def _set_title(name: str) -> str:
+    """An out-of-distribution set; of pixels, how their images are taken together.
+
+    >>> _set_title("svhn"), _set_title("pixels_pooled")
+    ('OOD: svhn', 'anomalies: pooled')
+    """
+    return PIXELS.get(name, f"OOD: {name}")
+
+
+def _pixel_notes(groups: Sequence[Group]) -> list[str]:
+    """What was done with the pixels of many images."""
+    if groups[0].runs[0].data.task != "segmentation":
+        return []
+    notes = ["mIoU, ECE and the like are of all test pixels but void and anomalous ones."]
+    if any(name in PIXELS for name in measured_on(groups, "ood")):
+        notes.append(
+            "Anomalies per image: computed in each image that has anomalous pixels, then averaged (the "
+            "paper's protocol); pooled: over the pixels of all test images together, by a histogram. Void "
+            "pixels are left out of both."
+        )
+    return notes
+
+
+def _fairness_notes(groups: Sequence[Group]) -> list[str]:
+    """What the rows do not share although a fair comparison would."""
+    differing = []
+    for name in ("backbone", "epochs", "batch_size", "precision"):
+        values = dict.fromkeys(str(group.settings.get(name)) for group in groups)
+        if len(values) > 1:
+            differing.append(f"{name.replace('_', ' ')} ({', '.join(values)})")
+    predictions: dict[int, list[str]] = {}
+    for group in groups:
+        for number in dict.fromkeys(n for n in group.values("cost", "members") if n):
+            predictions.setdefault(number, []).append(group.label)
+    if len(predictions) > 1:
+        told = "; ".join(f"{n}: {', '.join(predictions[n])}" for n in sorted(predictions))
+        differing.append(f"the number of predictions that are averaged ({told})")
+    return [f"The rows differ in {', '.join(differing)}."] if differing else []
+
+
+def _score_notes(groups: Sequence[Group]) -> list[str]:
+    """By what strange inputs are told: methods may have a measure of their own."""
+    if not measured_on(groups, "ood"):
+        return []
+    task = groups[0].runs[0].data.task
+    usual = f"Out-of-distribution score: {score_meaning(task, 'confidence')}"
+    others = [f"{g.label} ({score})" for g in groups if (score := own_score(g)) is not None]
+    return [f"{usual}{'; its own has ' * bool(others)}{', '.join(others)}."]
+
+
+def own_score(group: Group) -> str | None:
+    """Return the name of the method's own out-of-distribution score; None for the usual one."""
+    score = group.settings.get("method_options.score", "confidence")
+    return None if score == "confidence" or group.runs[0].data.task == "regression" else score
+
+
+def _corruption_notes(groups: Sequence[Group]) -> list[str]:
+    """Whose corruptions, of how many images: numbers on different ones do not compare."""
+    found: dict[str, list[str]] = {}
+    for group in groups:
+        for run in group.runs:
+            if corruption := run.at("corruption"):
+                levels = [int(level) for level in corruption["severities"]]
+                text = f"{len(corruption['sets'])} corruptions ({run.origin}), severities "
+                text += ", ".join(map(str, levels)) if levels != ALL_SEVERITIES else "1 to 5"
+                text += f", {corruption['images']:,} images each"
+                found.setdefault(text, []).append(group.label)
+    if len(found) == 1:
+        return [f"cA and cE: {text}." for text in found]
+    return [f"cA and cE of {', '.join(dict.fromkeys(who))}: {text}." for text, who in found.items()]
+
+
+def _cost_notes(groups: Sequence[Group]) -> list[str]:
+    runs = [run for group in groups for run in group.runs if run.at("cost")]
+    devices = counted(run.at("cost", "device") for run in runs)
+    kinds = counted(run.at("cost", "memory") for run in runs)
+    notes = []
+    if devices:
+        caution = "; times on different devices do not compare" * (len(devices) > 1)
+        notes.append(f"Measured on {_listed(devices)}{caution}.")
+    rows = [[were_alone(run.sessions) for run in group.runs] for group in groups]
+    if left_out := sum(alone.count(False) for alone in rows if any(alone)):
+        notes.append(
+            f"{left_out} runs shared their device with others: their times are left out, because others of "
+            "their row had it to themselves."
+        )
+    if shared := sum(len(alone) for alone in rows if not any(alone)):
+        notes.append(f"{shared} runs shared their device with others: alone they are faster.")
+    if in_turn := sum(
+        were_alone(run.sessions) and any(one.get("beside", 1) > 1 for one in run.sessions)
+        for run in runs
+    ):
+        notes.append(
+            f"{in_turn} runs had the device to themselves, but were compiled beside others, which is part "
+            "of their training's time: alone they compile faster."
+        )
+    if kinds:
+        shared = any("resident" in kind for kind, _ in kinds)
+        caution = ", with all that it held before: compare it only between processes" * shared
+        notes.append(f"Memory: {_listed(kinds)}{caution}.")
+    return notes
+
+
+def _listed(values: list[tuple[str, int]]) -> str:
+    if len(values) == 1:
+        return values[0][0]
+    return ", ".join(f"{value} ({n} runs)" for value, n in values)

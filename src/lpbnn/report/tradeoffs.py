@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import quantiles
 
 from lpbnn.metrics.info import METRICS
-from lpbnn.report import contents, html
+from lpbnn.report import html, tables
 from lpbnn.report.colours import marker
 from lpbnn.report.figures import Mark, name_beside, room_for
 from lpbnn.report.runs import Group
@@ -33,8 +33,8 @@ def tradeoffs(groups: Sequence[Group]) -> str:
     """Accuracy against ECE, against the AUROC of each set never seen, and against cE."""
     measured = [("", "ece", ("test", "ece"))]
     measured += [
-        (contents.PIXELS.get(name, name), "auroc", ("ood", name, "auroc"))
-        for name in contents.measured_on(groups, "ood")
+        (tables.PIXELS.get(name, name), "auroc", ("ood", name, "auroc"))
+        for name in tables.measured_on(groups, "ood")
     ]
     measured.append(("", "ce", ("corruption", "ce")))
     charts = []
