@@ -102,7 +102,8 @@ class Likelihood(nn.Module):
             return cells.mean()
         counts = torch.ones_like(cells) if counts is None else counts.to(cells.dtype)
         if row_weights is not None:
-            each = _per_cell(row_weights, cells)
+            require_row_weights(row_weights, cells.shape[0])
+            each = row_weights.to(cells.dtype).view(-1, *(1,) * (cells.dim() - 1))
             cells, counts = cells * each, counts * each
         return weighted_mean(cells.sum(), counts.sum())
 
@@ -732,17 +733,6 @@ def _kind(value: object) -> str:
     if isinstance(value, Mapping):
         return f"a mapping with the keys {list(value)}"
     return type(value).__name__
-
-
-def _per_cell(row_weights: Tensor, cells: Tensor) -> Tensor:
-    """Return weights of rows (n,) in a shape that multiplies cells (n, ...)."""
-    if not isinstance(row_weights, Tensor) or row_weights.shape != cells.shape[:1]:
-        given = tuple(getattr(row_weights, "shape", ())) or type(row_weights).__name__
-        raise ValueError(
-            f"weights of examples are a tensor of shape ({cells.shape[0]},), one number for each; got "
-            f"{given}."
-        )
-    return row_weights.to(cells.dtype).view(-1, *(1,) * (cells.dim() - 1))
 
 
 def _checked_weights(given: Tensor | Sequence[float] | None) -> Tensor | None:

@@ -1,6 +1,6 @@
 """Prediction: average what the members say, and measure how much they disagree."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -150,7 +150,7 @@ def predict(
     args, kwargs = as_call(x)
     batch = batch_size(args, kwargs)
     width, step = model.chunk_sizes(batch, samples, chunk)
-    calls = _cut(model, args, kwargs, batch, step)
+    calls = [(args, kwargs)] if step >= batch else _cut(model, args, kwargs, batch, step)
     likelihood = model.likelihood
     heads = likelihood.heads if isinstance(likelihood, MultiHead) else {"": likelihood}
     sums = [{name: Strips(model, heads[name], keep_members) for name in heads} for _ in calls]
@@ -162,16 +162,13 @@ def predict(
                 for call, part in zip(calls, sums, strict=True):
                     # A network may change its inputs in place, and the next pass needs them as they are.
                     part_args, part_kwargs = copy_tensors(call)
-                    # The outputs are gone before the next pass makes its own.
-                    _add(part, run(*part_args, **part_kwargs))
+                    outputs = run(*part_args, **part_kwargs)
+                    for name, strips in part.items():
+                        strips.add(outputs[name] if isinstance(outputs, Mapping) else outputs)
+                    del outputs  # before the next pass makes its own
     found = {name: merge([part[name].finish() for part in sums]) for name in heads}
     # The annotation is for the usual case, one head: a type checker cannot tell the two apart.
     return found if isinstance(likelihood, MultiHead) else found[""]  # type: ignore[return-value]
-
-
-def _add(part: "dict[str, Strips]", outputs: Any) -> None:
-    for name, strips in part.items():
-        strips.add(outputs if isinstance(outputs, Tensor) else outputs[name])
 
 
 def unwrap(model: nn.Module) -> UncertainModel:
@@ -207,8 +204,6 @@ def _cut(
     model: UncertainModel, args: tuple[Any, ...], kwargs: dict[str, Any], batch: int, step: int
 ) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Return the arguments of one call for every ``step`` examples."""
-    if step >= batch:
-        return [(args, kwargs)]
     # A part may not have as many rows as an input that is not a batch: it would be taken for one.
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     others = {t.shape[0] for t in tensors if t.dim() > 0} - {batch}

@@ -25,7 +25,7 @@ def alone(model: lpbnn.UncertainModel, member: int) -> nn.Module:
             if isinstance(child, MemberNorm):
                 setattr(parent, name, child.norms[member])
             elif isinstance(child, RankOneLayer):
-                own = sample_layers([child]).take(member, 1)[0]
+                own = sample_layers([child]).take(member, 1).layers[0]
                 child.factors = FixedFactors(own.r.detach(), own.s.detach())
                 if own.bias is not None:
                     child.member_bias = nn.Parameter(own.bias)

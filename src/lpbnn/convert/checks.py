@@ -84,7 +84,8 @@ def refuse_unconvertible(
             f"{path!r} is also kept in the plain attribute {hidden[id(module)]!r}, where it cannot be "
             f"replaced. Use nn.ModuleList or nn.ModuleDict there. {fix}"
         )
-    if not attention and not _adds_its_bias_last(module):
+    plain = attention or type(module) in SUPPORTED
+    if not plain and not _adds_its_bias_last(module):
         raise ValueError(
             f"{path!r} is a {type(module).__name__} with a forward of its own that does more than add its "
             f"bias, and every member needs a bias. {fix}"
@@ -203,7 +204,11 @@ def describe_unconverted(net: nn.Module, include: Filter = None, exclude: Filter
     share = sum(one.size for one in wanted) / max(1, total)
     if share < NOTICEABLE:
         return ""
-    named = {p: type(one.candidate.module).__name__ for one in wanted for p in _names(one, net)}
+    named = {}
+    for one in wanted:
+        paths, module = one.candidate
+        # The network itself has no path: it is named by its matrices.
+        named |= dict.fromkeys(paths if module is net else paths[:1], type(module).__name__)
     paths, listed = list(named), [f"{path} ({kind})" for path, kind in named.items()][:NAMED]
     more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
     return (
@@ -214,11 +219,6 @@ def describe_unconverted(net: nn.Module, include: Filter = None, exclude: Filter
     )
 
 
-def _names(one: Bare, net: nn.Module) -> list[str]:
-    """Name a module by its path, and the network itself by its matrices."""
-    return one.candidate.paths if one.candidate.module is net else one.candidate.paths[:1]
-
-
 def weigh(net: nn.Module) -> tuple[int, list[Bare]]:
     """Return the numbers in weight matrices, and the modules with matrices that are no layers.
 
@@ -226,6 +226,8 @@ def weigh(net: nn.Module) -> tuple[int, list[Bare]]:
     """
     total, bare = 0, []
     seen: set[int] = set()
+    layers = [m for m in net.modules() if isinstance(m, (*SUPPORTED, nn.MultiheadAttention))]
+    in_layers = {id(inner) for layer in layers for inner in layer.modules()}
     for path, module in net.named_modules():
         if isinstance(module, WITHOUT_MATRICES):
             continue
@@ -237,7 +239,7 @@ def weigh(net: nn.Module) -> tuple[int, list[Bare]]:
         seen |= {id(parameter) for parameter in own.values()}
         size = sum(parameter.numel() for parameter in own.values())
         total += size
-        if own and not _is_of_layer(net, path, module):
+        if own and id(module) not in in_layers:
             paths = [path] if path else []
             bare.append(
                 Bare(Candidate([*paths, *(join(path, name) for name in own)], module), size)
@@ -250,8 +252,3 @@ def is_matrix(parameter: Tensor) -> bool:
     if isinstance(parameter, UninitializedParameter) or parameter.dim() < 2:
         return False
     return parameter.shape[0] > 1 and sum(size > 1 for size in parameter.shape) > 1
-
-
-def _is_of_layer(net: nn.Module, path: str, module: nn.Module) -> bool:
-    outer = [ancestor for _, ancestor in ancestors(net, path)] if path else []
-    return any(isinstance(one, (*SUPPORTED, nn.MultiheadAttention)) for one in (*outer, module))

@@ -1,7 +1,7 @@
 """The converter: replace layers of any network by path, in place, weights kept bit for bit."""
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -73,13 +73,20 @@ def convert(
         )
     candidates = _candidates(net)
     for path, candidate in candidates.items():
-        if _is_converted(candidate.module):
+        if isinstance(candidate.module, Wrapper):
             raise ValueError(
                 f"{path!r} is converted already ({type(candidate.module).__name__}). Call undo first; "
                 "several parts are converted in one call: include=[...]."
             )
-    _refuse_idle_patterns(net, candidates, include, exclude)
-    chosen, left = _choose(candidates, parse_patterns(include), parse_patterns(exclude))
+    wanted, unwanted = parse_patterns(include), parse_patterns(exclude)
+    if wanted or unwanted:
+        _refuse_idle_patterns(net, candidates, wanted or [], unwanted or [])
+    chosen, left = [], {}
+    for path, candidate in candidates.items():
+        if reason := reason_to_leave(candidate, wanted, unwanted):
+            left[path] = reason
+        else:
+            chosen.append(path)
     if not chosen:
         raise ValueError(_nothing_to_convert(net, candidates, include, exclude))
     hidden = hidden_references(net)
@@ -108,67 +115,46 @@ def undo(net: nn.Module) -> nn.Module:
     Weights are the shared weights as they are now; a bias is the mean of the members' biases. A
     network that was converted and not trained comes back bit for bit.
     """
-    _restore(net, _is_converted)
-    _restore(net, lambda module: isinstance(module, SplitAttention))
+    for kind in (Wrapper, SplitAttention):  # an attention after the projections in it
+        found = [module for module in net.modules() if isinstance(module, kind)]
+        replace_modules(net, {id(module): module.restore() for module in found})
     for module in net.modules():
         for name, value in module.__dict__.pop("_before_conversion", {}).items():
             setattr(module, name, value)
     return net
 
 
-def _restore(net: nn.Module, which: Callable[[nn.Module], bool]) -> None:
-    found = [module for module in net.modules() if which(module)]
-    replace_modules(net, {id(module): module.restore() for module in found})  # type: ignore[operator]
-
-
 def _candidates(net: nn.Module) -> dict[str, Candidate]:
-    """The layers that can be chosen, by first path; attention stands for its four projections."""
+    """Return the layers that can be chosen, by first path; attention stands for its four projections."""
     found: dict[tuple[int, str], Candidate] = {}
-
-    def add(path: str, module: nn.Module, projection: str = "") -> None:
+    for path, module, projection in _layers("", net):
         candidate = found.setdefault((id(module), projection), Candidate([], module))
         candidate.paths.append(join(path, projection) if projection else path)
-
-    def visit(path: str, module: nn.Module) -> None:
-        if isinstance(module, nn.MultiheadAttention):
-            for projection in PROJECTIONS:
-                add(path, module, projection)
-        elif isinstance(module, SUPPORTED) or _is_converted(module):
-            add(path, module)
-        else:
-            for name, child in module._modules.items():
-                if child is not None:
-                    visit(join(path, name), child)
-
-    for name, child in net._modules.items():
-        if child is not None:
-            visit(name, child)
     return {candidate.paths[0]: candidate for candidate in found.values()}
 
 
-def _is_converted(module: nn.Module) -> bool:
-    return isinstance(module, Wrapper)
-
-
-def _choose(
-    candidates: dict[str, Candidate], include: list[Pattern] | None, exclude: list[Pattern] | None
-) -> tuple[list[str], dict[str, str]]:
-    chosen, left = [], {}
-    for path, candidate in candidates.items():
-        if reason := reason_to_leave(candidate, include, exclude):
-            left[path] = reason
-        else:
-            chosen.append(path)
-    return chosen, left
+def _layers(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """Yield the path and module of every layer below, and the name of a projection of attention."""
+    for name, child in module._modules.items():
+        inner = join(path, name)
+        if isinstance(child, nn.MultiheadAttention):
+            yield from ((inner, child, projection) for projection in PROJECTIONS)
+        elif isinstance(child, (*SUPPORTED, Wrapper)):
+            yield inner, child, ""
+        elif child is not None:
+            yield from _layers(inner, child)
 
 
 def _refuse_idle_patterns(
-    net: nn.Module, candidates: dict[str, Candidate], include: Filter, exclude: Filter
+    net: nn.Module,
+    candidates: dict[str, Candidate],
+    include: list[Pattern],
+    exclude: list[Pattern],
 ) -> None:
     layers = list(candidates.values())
     others = [bare.candidate for bare in weigh(net)[1]]
     for name, given, those in (("include", include, layers), ("exclude", exclude, layers + others)):
-        for pattern in parse_patterns(given) or []:
+        for pattern in given:
             if not any(matches(candidate, pattern) for candidate in those):
                 raise ValueError(
                     f"{name}={pattern!r} matches no layer. "
@@ -179,7 +165,7 @@ def _refuse_idle_patterns(
 def _split_attention(net: nn.Module, chosen: list[str]) -> None:
     attentions = {}
     for path in chosen:
-        parent = _parent(net, path)
+        parent = net.get_submodule(path.rpartition(".")[0])
         if isinstance(parent, nn.MultiheadAttention):
             attentions[id(parent)] = parent
     replace_modules(net, {key: SplitAttention(module) for key, module in attentions.items()})
@@ -230,7 +216,3 @@ def _layers_found(candidates: dict[str, Candidate], near: str | None) -> str:
     more = f", and {len(candidates) - 20} more" if len(candidates) > 20 else ""
     close = difflib.get_close_matches(near or "", list(candidates), n=1)
     return (f"Did you mean {close[0]!r}? " if close else "") + f"Layers found: {listed}{more}."
-
-
-def _parent(net: nn.Module, path: str) -> nn.Module:
-    return net.get_submodule(path.rpartition(".")[0])

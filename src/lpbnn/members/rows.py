@@ -235,25 +235,35 @@ def find_masks(
 
     Oblong masks may be padding masks (batch, time), in a module that gives these the same name.
     """
-    masks = [m for m in _given(arguments, args, kwargs, ("mask",)) if m.dim() == 2]
-    square = [mask for mask in masks if mask.shape[0] == mask.shape[1]]
-    return square + _given(arguments, args, kwargs, ("shared",))
+    masks = []
+    for value, kind in _given(arguments, args, kwargs):
+        square = value.dim() == 2 and value.shape[0] == value.shape[1]
+        if kind == "shared" or (kind == "mask" and square):
+            masks.append(value)
+    return masks
 
 
 def find_head_masks(
     arguments: MaskArguments, args: Sequence[Any], kwargs: dict[str, Any], batch: int
 ) -> list[Tensor]:
     """Return the attention masks with a row per example and head, (batch * heads, queries, keys)."""
-    masks = [m for m in _given(arguments, args, kwargs, ("mask", "other mask")) if m.dim() == 3]
-    return [m for m in masks if m.shape[0] != batch and m.shape[0] % batch == 0]
+    return [
+        value
+        for value, kind in _given(arguments, args, kwargs)
+        if kind != "shared"
+        and value.dim() == 3
+        and value.shape[0] != batch
+        and value.shape[0] % batch == 0
+    ]
 
 
 def _given(
-    arguments: MaskArguments, args: Sequence[Any], kwargs: dict[str, Any], kinds: Sequence[str]
-) -> list[Tensor]:
-    given = [
-        args[i] if 0 <= i < len(args) else kwargs.get(name)
-        for i, name, kind in arguments
-        if kind in kinds
-    ]
-    return [value for value in given if isinstance(value, Tensor)]
+    arguments: MaskArguments, args: Sequence[Any], kwargs: dict[str, Any]
+) -> list[tuple[Tensor, str]]:
+    """Return the tensors of a call that are special arguments, and of which kind."""
+    given = []
+    for i, name, kind in arguments:
+        value = args[i] if 0 <= i < len(args) else kwargs.get(name)
+        if isinstance(value, Tensor):
+            given.append((value, kind))
+    return given

@@ -51,9 +51,6 @@ class SampledFactors:
         self.layers = layers
         self.count = layers[0].s.shape[0]  # members
 
-    def __getitem__(self, index: int) -> LayerFactors:
-        return self.layers[index]
-
     def take(self, start: int, count: int) -> "SampledFactors":
         """Return ``count`` members, from ``start`` on."""
         if start == 0 and count >= self.count:

@@ -61,7 +61,7 @@ class RankOneLayer(Wrapper):
                 f"{path or type(layer).__name__} has {widths(layer)} inputs and outputs, the factors "
                 f"are made for {(factors.inputs, factors.outputs)}; build them from widths(layer)."
             )
-        if not is_odd(layer):
+        if type(layer) not in SUPPORTED and not is_odd(layer):
             raise ValueError(
                 f"{path!r} is a {type(layer).__name__} with a forward of its own that is not linear: "
                 "members scale what goes into a layer and what comes out of it. Leave it out with "
@@ -110,7 +110,8 @@ class RankOneLayer(Wrapper):
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         state: MemberPass | None = self.slot.get()
-        factors = sample_layers([self])[0] if state is None else state.sampled[self.index]
+        sampled = sample_layers([self]) if state is None else state.sampled
+        factors = sampled.layers[0 if state is None else self.index]
         members = factors.members
         if members == 1:
             return self.run_member(x, factors, *args, **kwargs)
@@ -127,7 +128,9 @@ class RankOneLayer(Wrapper):
             if (how := fast_geometry(self.layer, x)) is not None:
                 y = member_convolution(x, self.layer.weight, factors.r, factors.s, how)  # type: ignore[arg-type]
                 return y if factors.bias is None else shift_rows(y, factors.bias)
-        return self._scale_activations(x, factors, *args, **kwargs)
+        linear = isinstance(self.layer, nn.Linear)
+        y = self.layer(scale_rows(x, factors.r, linear), *args, **kwargs)
+        return scale_rows(y, factors.s, linear, factors.bias)
 
     def run_member(self, x: Tensor, factors: LayerFactors, *args: Any, **kwargs: Any) -> Tensor:
         """Return the output of one member for inputs of any shape: the reference."""
@@ -182,13 +185,6 @@ class RankOneLayer(Wrapper):
         biases = [None] * members if bias is None else bias.unbind()
         parts = zip(x.chunk(members), weights, biases, strict=True)
         return torch.cat([_apply(self.layer, part, weight, own) for part, weight, own in parts])
-
-    def _scale_activations(
-        self, x: Tensor, factors: LayerFactors, *args: Any, **kwargs: Any
-    ) -> Tensor:
-        linear = isinstance(self.layer, nn.Linear)
-        y = self.layer(scale_rows(x, factors.r, linear), *args, **kwargs)
-        return scale_rows(y, factors.s, linear, factors.bias)
 
 
 def sample_layers(layers: list[RankOneLayer], samples: int = 1) -> SampledFactors:
