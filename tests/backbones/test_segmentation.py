@@ -15,7 +15,7 @@ from lpbnn.backbones._decoder import StandardisedConv2d
 from lpbnn.backbones.deeplab import DeepLab
 from lpbnn.members.rows import gather
 from lpbnn.rank_one.ensemble import RankOneEnsemble
-from lpbnn.rank_one.factors import LayerFactors, PointFactors
+from lpbnn.rank_one.factors import PointFactors, SampledFactors
 from lpbnn.rank_one.layer import RankOneLayer, sample_layers
 
 METHODS = [name for name in methods.names() if name != "duq"]
@@ -185,11 +185,11 @@ def test_training_by_slices_sees_each_picture_once(variant: dict[str, Any]) -> N
     torch.testing.assert_close(loss, F.cross_entropy(outputs, y, ignore_index=VOID))
 
 
-def ordinary(model: RankOneEnsemble, sampled: list[LayerFactors], member: int) -> nn.Module:
+def ordinary(model: RankOneEnsemble, sampled: SampledFactors, member: int) -> nn.Module:
     """The plain network of a member: convolutions with W^ * (s r^T), standardised or not."""
     net = copy.deepcopy(model.net)
     layers = [(path, m) for path, m in net.named_modules() if isinstance(m, RankOneLayer)]
-    for (path, wrapper), factors in zip(layers, sampled, strict=True):
+    for (path, wrapper), factors in zip(layers, sampled.layers, strict=True):
         layer: Any = wrapper.layer
         plain = copy.deepcopy(layer)
         if isinstance(layer, StandardisedConv2d):
@@ -224,7 +224,7 @@ def test_each_member_is_an_ordinary_network(method: str, variant: dict[str, Any]
 def test_the_factors_scale_the_standardised_weight() -> None:
     layer = StandardisedConv2d(4, 6, 3, padding=2, dilation=2, bias=False).double()
     members = RankOneLayer(layer, PointFactors(2, 4, 6, init_std=0.5).double())
-    x, (factors,) = torch.randn(6, 4, 7, 5).double(), sample_layers([members])
+    x, (factors,) = torch.randn(6, 4, 7, 5).double(), sample_layers([members]).layers
     w = layer.weight
     hat = (w - w.mean((1, 2, 3), keepdim=True)) / w.std((1, 2, 3), correction=0, keepdim=True)
     expected = [

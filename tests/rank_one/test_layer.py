@@ -42,7 +42,7 @@ def build(kind: str, members: int = 3, factors: str = "point") -> tuple[RankOneL
 
 
 def sample(layer: RankOneLayer) -> LayerFactors:
-    return sample_layers([layer])[0]
+    return sample_layers([layer]).layers[0]
 
 
 @pytest.mark.parametrize("kind", LAYERS)

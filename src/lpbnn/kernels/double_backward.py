@@ -35,8 +35,8 @@ CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 def run_in_one_graph(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Return ``function(...)``, as one compiled graph if a compiler is tracing and can do it.
 
-    Otherwise the function runs eagerly, as one graph break. It must call ``as_leaf`` for the inputs and
-    ``gradient_norms`` for the inner gradient.
+    Otherwise the function runs eagerly, in a compiled caller as one graph break. It must call ``as_leaf``
+    for the inputs and ``gradient_norms`` for the inner gradient.
     """
     # Dynamo compiles a function with a try block as a whole or not at all. It would otherwise compile the
     # part of the network before a graph break, and the inner gradient would stop there.

@@ -14,11 +14,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lpbnn.members.partial import (
     FULL,
     ExpansionPoints,
-    check_expand_at,
     fills_device,
     find_expansion_points,
     raise_with_advice,
-    safe_expansion_points,
 )
 from lpbnn.members.passes import MemberPass, PassSlot, Sampled, replay_in_backward
 from lpbnn.members.rows import (
@@ -67,17 +65,15 @@ class MemberEnsemble(UncertainModel):
         **model_options: Any,
     ) -> None:
         super().__init__(net, **model_options)
-        check_expand_at(net, expand_at)
         self.slot = PassSlot()
         self.execution: Execution = "unchecked"
         self.mask_arguments = mask_arguments(net)
         if expand_at is None:
-            self.expansion_choices = self.find_expansion_points()
-            expand_at = self.safe_expansion_points()
+            self.expansion_choices, points = self.find_expansion_points()
         else:
-            expand_at = [expand_at] if isinstance(expand_at, str) else list(expand_at)
-            self.expansion_choices = [expand_at]
-        self.points = ExpansionPoints(net, expand_at, self.slot)
+            points = [expand_at] if isinstance(expand_at, str) else list(expand_at)
+            self.expansion_choices = [points]
+        self.points = ExpansionPoints(net, points, self.slot)
 
     @property
     def expand_at(self) -> list[str]:
@@ -87,7 +83,7 @@ class MemberEnsemble(UncertainModel):
     @property
     def shares_nothing(self) -> bool:
         """True if the whole network runs on the expanded batch."""
-        return self.expand_at == [""]
+        return self.points.paths == [""]
 
     def use_expansion_points(self, paths: Sequence[str]) -> None:
         """Expand the batch at other modules from now on."""
@@ -99,13 +95,9 @@ class MemberEnsemble(UncertainModel):
         """Return True if members differ in this module."""
         raise NotImplementedError
 
-    def find_expansion_points(self) -> list[list[str]]:
-        """Return choices of expansion points, those that share most of the network first."""
+    def find_expansion_points(self) -> tuple[list[list[str]], list[str]]:
+        """Return choices of expansion points to check, and the one to use without a check."""
         return find_expansion_points(self.net, self.is_converted)
-
-    def safe_expansion_points(self) -> list[str]:
-        """Return the expansion points to use without a check."""
-        return safe_expansion_points(self.net, self.is_converted)
 
     def sample(self, samples: int = 1) -> Sampled:
         """Sample ``samples`` draws of every member."""

@@ -164,16 +164,18 @@ def _own_arguments(call: Any, state: MemberPass, start: int, count: int, masks: 
     return tree_map_only(Tensor, own, expanded)
 
 
-def find_expansion_points(net: nn.Module, is_converted: IsConverted) -> list[list[str]]:
-    """Return choices of expansion points, those that share most of the network first.
+def find_expansion_points(
+    net: nn.Module, is_converted: IsConverted
+) -> tuple[list[list[str]], list[str]]:
+    """Return choices of expansion points, those that share most of the network first, and a safe choice.
 
     The first choice is the deepest: it descends into every module that has unconverted layers. The next ones
     use the modules around these points, and the last is the whole network, [""]. A choice can be wrong (a
-    skip may go around a point), so ``lpbnn.check`` compares each with the reference, in this order; without
-    a check, use ``safe_expansion_points``.
+    skip may go around a point), so ``lpbnn.check`` compares each with the reference, in this order. The safe
+    choice is for a model that compares nothing.
     """
     if not has_unconverted(net, is_converted):
-        return [[""]]
+        return [[""]], [""]
     deepest = _descend("", net, is_converted)
     depth = max(point.count(".") for point in deepest)
     choices = [deepest]
@@ -181,17 +183,16 @@ def find_expansion_points(net: nn.Module, is_converted: IsConverted) -> list[lis
         outer = list(dict.fromkeys(".".join(point.split(".")[:level]) for point in deepest))
         if all(_is_called(net.get_submodule(point)) for point in outer):
             choices.append(outer)
-    choices += [safe_expansion_points(net, is_converted), [""]]
-    return [choice for i, choice in enumerate(choices) if choice not in choices[:i]]
+    safe = _safe_points(net, is_converted)
+    choices += [safe, [""]]
+    return [choice for i, choice in enumerate(choices) if choice not in choices[:i]], safe
 
 
-def safe_expansion_points(net: nn.Module, is_converted: IsConverted) -> list[str]:
+def _safe_points(net: nn.Module, is_converted: IsConverted) -> list[str]:
     """Return the smallest module that holds every converted layer, or the parts of it that it names.
 
-    If that is the network itself and a part of it is unconverted: its children that hold converted layers.
+    If that is the network itself: its children that hold converted layers.
     """
-    if not has_unconverted(net, is_converted):
-        return [""]
     path, module = "", net
     while not is_converted(module):
         if named := _named_points(path, module, is_converted):

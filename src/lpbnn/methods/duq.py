@@ -179,9 +179,7 @@ class DUQ(WideBuffers, UncertainModel):
         if training:
             self._batch = (tree_map_only(Tensor, Tensor.detach, x), y, weight)
         if training and self.config.gradient_penalty > 0:
-            if torch.compiler.is_compiling():
-                return run_in_one_graph(self._penalised_loss, x, y, weight)
-            return self._penalised_loss(x, y, weight)
+            return run_in_one_graph(self._penalised_loss, x, y, weight)
         args, kwargs = as_call(x)
         log_k = self.outputs(*args, **kwargs).squeeze(0)
         return total(bce=self.bce(log_k, y, weight), gradient_penalty=log_k.new_zeros(()))

@@ -224,12 +224,9 @@ class MCDropout(MemberEnsemble):
     def is_converted(self, module: nn.Module) -> bool:
         return isinstance(module, ActiveDropout)
 
-    def find_expansion_points(self) -> list[list[str]]:
-        safe = self.safe_expansion_points()
-        return [safe] if safe == [""] else [safe, [""]]
-
-    def safe_expansion_points(self) -> list[str]:
-        return [find_dropping_part(self.net)]
+    def find_expansion_points(self) -> tuple[list[list[str]], list[str]]:
+        safe = [find_dropping_part(self.net)]
+        return ([safe] if safe == [""] else [safe, [""]]), safe
 
     def sample(self, samples: int = 1) -> DropoutMasks:
         return DropoutMasks(samples * self.members)

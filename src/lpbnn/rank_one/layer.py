@@ -128,9 +128,7 @@ class RankOneLayer(Wrapper):
             if (how := fast_geometry(self.layer, x)) is not None:
                 y = member_convolution(x, self.layer.weight, factors.r, factors.s, how)  # type: ignore[arg-type]
                 return y if factors.bias is None else shift_rows(y, factors.bias)
-        linear = isinstance(self.layer, nn.Linear)
-        y = self.layer(scale_rows(x, factors.r, linear), *args, **kwargs)
-        return scale_rows(y, factors.s, linear, factors.bias)
+        return self._scale_activations(x, factors, *args, **kwargs)
 
     def run_member(self, x: Tensor, factors: LayerFactors, *args: Any, **kwargs: Any) -> Tensor:
         """Return the output of one member for inputs of any shape: the reference."""
@@ -185,6 +183,13 @@ class RankOneLayer(Wrapper):
         biases = [None] * members if bias is None else bias.unbind()
         parts = zip(x.chunk(members), weights, biases, strict=True)
         return torch.cat([_apply(self.layer, part, weight, own) for part, weight, own in parts])
+
+    def _scale_activations(
+        self, x: Tensor, factors: LayerFactors, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        linear = isinstance(self.layer, nn.Linear)
+        y = self.layer(scale_rows(x, factors.r, linear), *args, **kwargs)
+        return scale_rows(y, factors.s, linear, factors.bias)
 
 
 def sample_layers(layers: list[RankOneLayer], samples: int = 1) -> SampledFactors:
