@@ -1,7 +1,7 @@
 """A folder of pictures to try the command with: circles, squares, triangles, and crosses as strange ones.
 
 python examples/draw_shapes.py shapes
-lpbnn train --data folder --data-root shapes --set data.size=32 --backbone lenet -o runs/shapes
+lpbnn train --data folder --data-root shapes --data.size 32 --backbone lenet -o runs/shapes
 """
 
 import random

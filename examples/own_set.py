@@ -2,7 +2,7 @@
 
 cd examples
 python -m lpbnn train --data own_set:stripes --backbone own_set:two-layers --method mcp -o runs/stripes
-python -m lpbnn train --data own_set:stripes --set data.noise=30 --backbone own_set:two-layers
+python -m lpbnn train --data own_set:stripes --data.noise 30 --backbone own_set:two-layers
 """
 
 from pathlib import Path
@@ -26,7 +26,7 @@ def draw(count: int, noise: float, generator: torch.Generator) -> data.Dataset:
 
 
 def load(root: Path | None = None, noise: float = 60.0) -> data.Splits:
-    """``root`` is --data-root, which drawn pictures do not need; ``noise`` is --set data.noise=...."""
+    """``root`` is --data-root, which drawn pictures do not need; ``noise`` is --data.noise."""
     generator = torch.Generator().manual_seed(0)
     train, val, test = (draw(count, noise, generator) for count in (400, 50, 100))
     grey = torch.randint(256, (100, 1, 16, 16), generator=generator, dtype=torch.uint8)

@@ -266,7 +266,8 @@ def test_answers_that_cannot_be_given(
 def test_options_reach_method_backbone_and_data(tmp_path: Path) -> None:
     lpbnn(
         "train", *FAST, "--method", "lpbnn", "-o", tmp_path / "run",
-        "--set", "members=2", "weighting=equation", "backbone.hidden=[8]", "--optim.lr", 0.01,
+        "--method.members", 2, "--method.weighting", "equation", "--backbone.hidden", 8,
+        "--optim.lr", 0.01,
     )  # fmt: skip
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["method_options"]["members"] == 2
@@ -279,14 +280,17 @@ def test_options_reach_method_backbone_and_data(tmp_path: Path) -> None:
 def test_a_wrong_option_names_the_right_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--optim.lr" in failing(capsys, "train", "--optim.lrr", 1)
     assert "Did you mean 'lpbnn'" in failing(capsys, "train", "--method", "lpbn")
-    assert "Did you mean 'members'" in failing(capsys, "train", *FAST, "--set", "memberz=2")
+    said = failing(capsys, "train", "--method.memberz", 2)
+    assert "--method.members" in said
+    assert "expected a valid integer" not in said
+    assert "invalid choice" in failing(capsys, "train", "--method.variant", "papr").lower()
+    assert "2.5" in failing(capsys, "train", "--method.members", 2.5)
     assert "digits" in failing(capsys, "train", "--data", "digit")
     assert "lenet" in failing(capsys, "train", "--backbone", "lenett")
     said = failing(capsys, "train", "--optim.lr", -1)
     assert "optim.lr is -1.0; expected a number greater than 0" in said
     assert "tyro" not in said
     assert "lpbnn train --help" in said
-    assert "expected NAME=VALUE" in failing(capsys, "train", "--set", "members")
     assert "stability" in failing(capsys, "experiment", "stabilty")
 
 
@@ -368,8 +372,8 @@ def test_paths_of_the_evaluation_are_checked_before_training(
 def test_resuming_takes_the_settings_of_the_run(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = failing(capsys, "train", "--resume", trained, "--epochs", 8, "--set", "members=2")
-    assert "cannot take epochs, set" in said
+    said = failing(capsys, "train", "--resume", trained, "--epochs", 8, "--backbone.dropout", 0.5)
+    assert "cannot take backbone.dropout, epochs" in said
     lpbnn("train", "--resume", trained, "--device", "cpu")  # where it runs may be chosen anew
     assert "MCP" in capsys.readouterr().out
 
@@ -461,7 +465,7 @@ def test_weights_of_another_architecture(
     trained: Path, image: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = tmp_path / "other"
-    lpbnn("train", *FAST, "-o", other, "--set", "backbone.hidden=[8]")
+    lpbnn("train", *FAST, "-o", other, "--backbone.hidden", 8)
     capsys.readouterr()
     weights = (other / "weights.safetensors").read_bytes()
     (other / "weights.safetensors").write_bytes((trained / "weights.safetensors").read_bytes())

@@ -7,7 +7,10 @@ import pytest
 from PIL import Image
 
 from lpbnn import backbones, cli, data, outside
-from lpbnn.training.run import load_run
+from lpbnn.training import RunConfig
+from lpbnn.training.build import DataInfo
+from lpbnn.training.run import load_run, reevaluate
+from lpbnn.training.run import run as train
 from lpbnn.training.rundir import RunDir
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -34,17 +37,17 @@ def test_the_command_trains_measures_and_predicts_with_them(
 ) -> None:
     run = tmp_path / "stripes"
     named = ["--data", "own_set:stripes", "--backbone", "own_set:two-layers"]
-    options = ["--set", "members=2", "data.noise=30", "backbone.width=4"]
+    options = ["--method.members", "2", "--data.noise", "30", "--backbone.width", "4"]
     cli.main(["train", *named, *options, *FAST, "-o", str(run)])
-    assert load_run(run).model.members == 2
+    assert load_run(run, trust=True).model.members == 2
     assert RunDir(run).data().classes == ("across", "down")
     (run / "results.json").unlink()
-    cli.main(["train", "--resume", str(run)])
-    cli.main(["eval", str(run), "--samples", "2"])
+    cli.main(["train", "--resume", str(run), "--trust"])
+    cli.main(["eval", str(run), "--samples", "2", "--trust"])
     picture = tmp_path / "picture.png"
     Image.new("L", (20, 20)).save(picture)
     capsys.readouterr()
-    cli.main(["predict", str(run), str(picture)])
+    cli.main(["predict", str(run), str(picture), "--trust"])
     shown = capsys.readouterr().out
     assert "across" in shown or "down" in shown
 
@@ -93,3 +96,37 @@ def test_what_a_file_lacks_itself_is_not_taken_for_the_file(own: Path) -> None:
     own.write_text("import nobodys_library\n")
     with pytest.raises(ModuleNotFoundError, match="nobodys_library"):
         outside.find("own_file:shapes", "SETS", data.Entry)
+
+
+@pytest.mark.parametrize("key", ["data", "backbone"])
+def test_what_a_stored_config_names_is_imported_with_consent_only(
+    own: Path, tmp_path: Path, key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own.write_text("raise RuntimeError('imported')\n")
+    run = tmp_path / "run"
+    config = RunConfig("mcp", **{key: "own_file:shapes"})
+    RunDir(run).prepare(config, DataInfo.of(data.load("digits")))
+    for command in (["eval", run], ["predict", run, "a.png"], ["train", "--resume", run]):
+        with pytest.raises(SystemExit):
+            cli.main([str(word) for word in command])
+        said = " ".join("".join(capsys.readouterr()).split())
+        assert f"the config in {run} names 'own_file:shapes'" in said
+        assert "would import the Python module 'own_file'" in said
+        assert "--trust" in said
+    for read in (load_run, reevaluate, lambda folder: train(None, folder, resume=True)):
+        with pytest.raises(ValueError, match="would import the Python module"):
+            read(run)
+    with pytest.raises(RuntimeError, match="imported"):
+        train(None, run, resume=True, trust=True)
+
+
+def test_nothing_is_imported_from_inside_a_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    run = tmp_path / "stored_runs" / "a"
+    config = RunConfig("mcp", backbone="stored_runs.a.evil:net")
+    RunDir(run).prepare(config, DataInfo.of(data.load("digits")))
+    (run / "evil.py").write_text("raise RuntimeError('imported')\n")
+    with pytest.raises(ValueError, match="inside the run folder: code is never imported"):
+        load_run(run, trust=True)

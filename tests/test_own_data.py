@@ -57,12 +57,12 @@ def test_five_commands_from_a_folder_to_a_report(
 def test_the_page_names_every_option_and_field() -> None:
     load = folder.load.__annotations__.keys() - {"root", "return"}
     fields = data.Splits.__dataclass_fields__
-    missing = [name for name in load if f"data.{name}=" not in PAGE]
+    missing = [name for name in load if f"--data.{name} " not in PAGE]
     missing += [name for name in fields if f"`{name}`" not in PAGE]
     assert not missing
     assert str(folder.SAMPLED // 1000) + ",000 training pictures" in PAGE
-    assert f"`data.memory={folder.MEMORY:g}`" in PAGE
-    assert f"`data.val={folder.SHARES['val']} data.test={folder.SHARES['test']}`" in PAGE
+    assert f"`--data.memory {folder.MEMORY:g}`" in PAGE
+    assert f"`--data.val {folder.SHARES['val']} --data.test {folder.SHARES['test']}`" in PAGE
 
 
 @pytest.mark.parametrize("command", [line for line in BLOCKS[1] if " train " in line])

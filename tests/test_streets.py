@@ -24,8 +24,8 @@ from lpbnn.training.run import load_run, reevaluate, run
 METHODS = [name for name in methods.names() if name != "duq"]
 NET = ["--backbone", "deeplab-resnet18", "--data", "street-scenes", "--batch-size", "4"]
 NET += ["--epochs", "1", "--device", "cpu", "--no-progress", "--evaluate.examples", "2"]
-SCENES = ["data.train=4", "data.val=1", "data.test=4", "data.size=[32,48]"]
-SMALL = ["backbone.width=4", "backbone.channels=8"]
+SCENES = ["--data.train", "4", "--data.val", "1", "--data.test", "4", "--data.size", "32", "48"]
+SMALL = ["--backbone.width", "4", "--backbone.channels", "8"]
 
 
 def lpbnn(*args: object) -> None:
@@ -33,9 +33,9 @@ def lpbnn(*args: object) -> None:
 
 
 def train(method: str, out: Path, *options: str) -> Path:
-    own = ["include=decoder.*"] if method in ("batchensemble", "rank1", "lpbnn") else []
-    own += ["backbone.dropout=0.1"] if method == "mcdropout" else []
-    lpbnn("train", *NET, "--method", method, "-o", out, "--set", *SCENES, *SMALL, *own, *options)
+    own = ["--method.include", "decoder.*"] if method in ("batchensemble", "rank1", "lpbnn") else []
+    own += ["--backbone.dropout", "0.1"] if method == "mcdropout" else []
+    lpbnn("train", *NET, "--method", method, "-o", out, *SCENES, *SMALL, *own, *options)
     return out
 
 
@@ -43,7 +43,7 @@ def train(method: str, out: Path, *options: str) -> Path:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("runs")
     made = {name: train(name, folder / name) for name in METHODS}
-    gn = ["backbone.norm=group", "backbone.standardise=true"]
+    gn = ["--backbone.norm", "group", "--backbone.standardise"]
     return {**made, "lpbnn+gn": train("lpbnn", folder / "lpbnn+gn", *gn)}
 
 

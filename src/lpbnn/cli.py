@@ -14,10 +14,18 @@ import tyro
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from tyro.conf import Positional, arg
+from tyro.conf import Positional, Suppress, arg
 
 from lpbnn import experiments, methods, source
 from lpbnn.training import EvalConfig, Interrupted, RunConfig
+from lpbnn.training.options import (
+    Start,
+    all_options,
+    measured_run,
+    resumed,
+    with_options,
+    write_config,
+)
 
 console = Console()
 Runs = Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN")]
@@ -64,38 +72,51 @@ def _show_options(method: str) -> None:
     for option in methods.options(method):
         table.add_row(option.name, escape(repr(option.default)), escape(option.description))
     console.print("", table, "")
-    _say(f"Choose them with: lpbnn train --method {method} --set NAME=VALUE ...")
+    _say(f"Choose them with: lpbnn train --method {method} --method.NAME VALUE ...")
     _say("lpbnn train fills in num_data, the number of training examples.")
 
 
 def train(
     config: Annotated[RunConfig, arg(name="")],
+    method: Any,
+    backbone: Any,
+    data: Any,
     out: Annotated[Path | None, arg(aliases=["-o"])] = None,
-    options: Annotated[tuple[str, ...], arg(name="set", metavar="NAME=VALUE")] = (),
-    resume: Path | None = None,
+    config_file: Annotated[Path | None, arg(name="config", metavar="FILE")] = None,
+    print_config: bool = False,
+    resume: Annotated[Path | None, arg(metavar="RUN")] = None,
     overwrite: bool = False,
+    trust: bool = False,
+    *,
+    start: Suppress[Any] = None,
 ) -> None:
     """Train a network by a method, evaluate it, and leave everything in a run folder.
 
+    The options of another method, backbone or data set: lpbnn train --method NAME --help
+
     Args:
         out: the run folder; left out: runs/DATA-BACKBONE-METHOD-SEED.
-        options: options of the method (members=8 weighting=equation), of the backbone
-            (backbone.dropout=0.1) and of the data set (data.val=5000).
+        config_file: YAML or JSON with settings, as --print-config prints them and a run folder has them
+            in config.json; what is typed comes first.
+        print_config: print all settings as YAML, and stop.
         resume: go on with the stopped run in this folder, with its own settings.
         overwrite: begin anew where the folder holds another run.
+        trust: import the modules that the config of --resume or --config names (MODULE:NAME).
     """
-    from lpbnn.training.options import resumed, with_options
+    options = {"method": method, "backbone": backbone, "data": data}
+    config = with_options(config, options)
+    if resume is not None:
+        others = {"out": out not in (None, resume), "config": config_file, "overwrite": overwrite}
+        own = with_options(start.config, start.options)
+        config = resumed(own, config, resume, [name for name, typed in others.items() if typed])
+    if print_config:
+        print(write_config(all_options(config, options)), end="")
+        return
     from lpbnn.training.ranks import is_first
     from lpbnn.training.run import run
 
-    if resume is not None:
-        others = {"set": options, "out": out not in (None, resume), "overwrite": overwrite}
-        config = resumed(config, resume, [name for name, typed in others.items() if typed])
-        out = resume
-    else:
-        config = with_options(config, options)
-        parts = (config.data, config.backbone, config.method, str(config.seed))
-        out = out or Path("runs") / "-".join(parts).replace(":", ".")  # of MODULE:NAME
+    parts = (config.data, config.backbone, config.method, str(config.seed))
+    out = resume or out or Path("runs") / "-".join(parts).replace(":", ".")  # of MODULE:NAME
     if is_first():
         _say(f"run folder: {out}")
     results = run(config, out, resume=resume is not None, overwrite=overwrite)
@@ -104,34 +125,55 @@ def train(
         _say(f"finished; run folder: {out}")
 
 
+def _train(args: list[str]) -> Callable[..., None]:
+    """Return ``train`` with the options of the method, backbone and data set that the arguments name."""
+    start = Start.of(args)
+    types = {kind: type(options) for kind, options in start.options.items()}
+    train.__annotations__.update(types)
+    return partial(train, config=start.config, start=start, **start.options)
+
+
 def evaluate(
     run: Annotated[Positional[Path], arg(metavar="RUN")],
     settings: Annotated[EvalConfig, arg(name="")],
     data_root: str | None = None,
+    trust: bool = False,
 ) -> None:
     """Measure a trained run again, with other settings; its folder keeps the new results.
 
     Args:
         run: folder of a finished run.
         data_root: the folder of the data's files, where they are no longer where the run had them.
+        trust: import the modules that the run's config names (MODULE:NAME).
     """
     from lpbnn.training.run import reevaluate
 
-    results = reevaluate(run, settings, data_root=data_root)
+    results = reevaluate(run, settings, data_root=data_root, trust=trust)
     if results:  # of several processes, only the first has them
         _show([run])
 
 
-def join(runs: Runs, out: Out) -> None:
+def _evaluate(args: list[str]) -> Callable[..., None]:
+    """Return ``evaluate``, whose settings are those of the run that the arguments name."""
+    folder = measured_run(args)
+    if folder is None:
+        return evaluate
+    from lpbnn.training.rundir import RunDir
+
+    return partial(evaluate, settings=RunDir(folder).config_as_measured().evaluate)
+
+
+def join(runs: Runs, out: Out, trust: bool = False) -> None:
     """Make a Deep Ensemble of finished runs, seeds of the plain network: measured, not trained.
 
     Args:
         runs: two or more run folders of method mcp that differ in their seeds only.
         out: the new run folder; it needs none of the others.
+        trust: import the modules that the runs' config names (MODULE:NAME).
     """
     from lpbnn.training.join import join
 
-    if join(runs, out):  # of several processes, only the first has results
+    if join(runs, out, trust=trust):  # of several processes, only the first has results
         _show([out])
 
 
@@ -196,6 +238,7 @@ def predict(
     seed: int = 0,
     out: Annotated[Path | None, arg(aliases=["-o"])] = None,
     full_size: bool = False,
+    trust: bool = False,
 ) -> None:
     """What a trained run says of image files, and how sure it is.
 
@@ -214,6 +257,7 @@ def predict(
         seed: of the draws: the same seed, the same answer.
         out: file for the answers, .csv or .json; segmentation: folder for the maps.
         full_size: segmentation: take the pictures as they are, however large.
+        trust: import the modules that the run's config names (MODULE:NAME).
     """
     from lpbnn.report import answers
     from lpbnn.report.formats import print_whole
@@ -223,7 +267,7 @@ def predict(
     if not images:
         raise ValueError("no image was given. Fix: lpbnn predict RUN IMAGE...")
     answers.require_answerable(RunDir(run).data(), full_size)
-    loaded = load_run(run)
+    loaded = load_run(run, trust=trust)
     ask = answers.Question(loaded.model, loaded.data, samples, seed)
     print_whole(answers.answered(ask, images, out, full_size), console)
     if loaded.data.task == "segmentation" and out is None:
@@ -262,8 +306,9 @@ def main(args: list[str] | None = None) -> None:
 
             tyro.cli(measured, prog="lpbnn bench", args=args[1:])
         else:
-            commands = {**_commands(args), **_continued(args)}
-            _run_command(commands, args, "lpbnn", "Networks that know what they do not know.")
+            _run_command(
+                _commands(args), args, "lpbnn", "Networks that know what they do not know."
+            )
     except Interrupted as error:
         from lpbnn.training.ranks import is_first
 
@@ -279,8 +324,8 @@ def main(args: list[str] | None = None) -> None:
 def _commands(args: list[str]) -> dict[str, Callable[..., Any]]:
     return {
         "ls": ls,
-        "train": train,
-        "eval": evaluate,
+        "train": _train(args[1:]) if args[:1] == ["train"] else _documented(train.__doc__ or ""),
+        "eval": _evaluate(args[1:]) if args[:1] == ["eval"] else evaluate,
         "join": join,
         "compare": compare,
         "report": report,
@@ -311,19 +356,6 @@ def _documented(doc: str) -> Callable[[], None]:
 
     listed.__doc__ = doc
     return listed
-
-
-def _continued(args: list[str]) -> dict[str, Callable[..., Any]]:
-    """``train --resume`` and ``eval`` of a run: what is not typed stays as the run has it."""
-    if args[:1] not in (["train"], ["eval"]):
-        return {}
-    from lpbnn.training.options import named_run, resumable
-
-    folder = named_run(args)
-    if folder is None:
-        return {}
-    own = resumable(folder)
-    return {"train": partial(train, config=own), "eval": partial(evaluate, settings=own.evaluate)}
 
 
 def _run_command(

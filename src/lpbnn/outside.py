@@ -5,14 +5,18 @@ Such a file is what a file inside would be: it declares `SETS` (see `lpbnn.data`
 ``python -m lpbnn``, in the folder one is in. A run keeps the name, and needs the file again to resume, to
 measure and to predict.
 
-A run folder from somewhere else can name a module, but only of those that can be imported here anyway, and
-of it only an entry of its table is called: no other function.
+A run folder from somewhere else can name any module, so what a stored config names is imported only with
+consent (``--trust``, ``trust=True``), never from inside the run folder, and of it only an entry of its table is
+called: no other function.
 """
 
 import difflib
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TypeVar
+
+from lpbnn import source
 
 T = TypeVar("T")
 
@@ -24,6 +28,33 @@ def is_outside(name: str) -> bool:
     (True, False)
     """
     return ":" in name
+
+
+def require_trust(names: Iterable[str], stored: Path, trust: bool) -> None:
+    """Refuse to import what a stored config names, unless it is trusted and lies elsewhere.
+
+    Args:
+        names: the config's data set and backbone.
+        stored: the run folder or config file.
+        trust: True if the user has consented.
+    """
+    for name in filter(is_outside, names):
+        module = name.partition(":")[0]
+        if not trust:
+            raise ValueError(
+                f"the config in {stored} names {name!r}: this would import the Python module {module!r} and "
+                "run its code. Fix: add --trust (trust=True) if you know where the config comes from."
+            )
+        try:
+            spec = source.find(module)
+        except (ModuleNotFoundError, ValueError):
+            continue  # for ``find`` to tell
+        for place in (spec.origin, *(spec.submodule_search_locations or ())):
+            if stored.is_dir() and place and Path(place).resolve().is_relative_to(stored.resolve()):
+                raise ValueError(
+                    f"the config in {stored} names {name!r}, which is {place}, inside the run folder: code is "
+                    "never imported from there. Fix: move the file elsewhere, on PYTHONPATH."
+                )
 
 
 def find(name: str, table: str, kind: type[T]) -> T:

@@ -114,7 +114,14 @@ def find(module: str) -> ModuleSpec:
     folders: Iterable[str] | None = getattr(sys.modules.get(parent), "__path__", None)
     if parent and folders is None:
         folders = find(parent).submodule_search_locations or ()
-    spec = PathFinder.find_spec(module, None if folders is None else list(folders))
+    try:
+        spec = PathFinder.find_spec(module, None if folders is None else list(folders))
+    except (
+        KeyError
+    ):  # a folder without __init__.py in another one, for which Python imports the parent
+        spec = ModuleSpec(module, None, is_package=True)
+        inside = (Path(folder, module.rpartition(".")[2]) for folder in folders or ())
+        spec.submodule_search_locations = [str(path) for path in inside]
     if spec is None:
         raise ModuleNotFoundError(f"there is no module {module!r}.", name=module)
     return spec

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import tyro
 from networks import settle
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -18,7 +19,7 @@ from lpbnn.backbones.deeplab import DeepLab, Encoder
 from lpbnn.backbones.resnet import DEPTHS, Trunk
 from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.training.config import RunConfig
-from lpbnn.training.options import with_options
+from lpbnn.training.options import Start, with_options
 
 GROUPS: dict[str, Any] = {"norm": "group", "standardise": True}
 VARIANTS = [{}, {"separable": True}, GROUPS, {**GROUPS, "separable": True}]
@@ -256,10 +257,12 @@ def test_dropout_is_the_decoders_and_only_where_it_drops() -> None:
 
 
 def test_the_command_lines_options_reach_the_network() -> None:
-    given = {"output_stride": 8, "stride_in": "1x1", "separable": "true", "norm": "group"}
-    given |= {"standardise": "True", "width": 4, "channels": 16, "dropout": 0.1}
-    options = tuple(f"backbone.{name}={value}" for name, value in given.items())
-    config = with_options(RunConfig(backbone="deeplab"), (*options, "include=decoder.*"))
+    given = "--output-stride 8 --stride-in 1x1 --separable --norm group --standardise --width 4"
+    options = Start.of(["--backbone", "deeplab"]).options
+    args = f"{given} --channels 16 --dropout 0.1".split()
+    options["backbone"] = tyro.cli(type(options["backbone"]), args=args)
+    options["method"] = tyro.cli(type(options["method"]), args=["--include", "decoder.*"])
+    config = with_options(RunConfig(backbone="deeplab"), options)
     config = RunConfig.from_json(config.to_json())
     net = backbones.build(config.backbone, 5, **config.backbone_options)
     assert str(net) == str(DeepLab(5, 3, 8, "1x1", True, "group", True, 0.1, 16, 4, depth=50))

@@ -140,7 +140,7 @@ def test_no_root_is_told_with_its_fix() -> None:
 
 def test_two_sizes_are_named_with_the_option(plain: Path) -> None:
     other = picture(plain / "dog" / "other.png", (9, 9))
-    said = rf"cat/00.png is 10x8, {other} is 9x9; .* Fix: give it.*--set data.size=64"
+    said = rf"cat/00.png is 10x8, {other} is 9x9; .* Fix: give it.*--data.size 64"
     with pytest.raises(ValueError, match=said):
         load(plain)
 

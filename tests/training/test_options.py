@@ -1,15 +1,16 @@
 """What is typed changes a run's settings, whatever its value; what is not typed stays as the run has it."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tyro
 
-from lpbnn import data
+from lpbnn import cli, data
 from lpbnn.training import EvalConfig, OptimConfig, RunConfig, ScheduleConfig
 from lpbnn.training.build import DataInfo, resolved
-from lpbnn.training.options import named_run, resumable, resumed
+from lpbnn.training.options import Start, measured_run, read_config, resumable, resumed
 from lpbnn.training.rundir import RunDir
 
 UNUSUAL = RunConfig(
@@ -38,7 +39,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def typed(folder: Path, *args: str) -> RunConfig:
-    return resumed(tyro.cli(RunConfig, default=resumable(folder), args=args), folder)
+    start = resumable(folder)
+    return resumed(start, tyro.cli(RunConfig, default=start, args=args), folder, [])
 
 
 def test_nothing_typed_changes_nothing(folder: Path) -> None:
@@ -89,18 +91,69 @@ def test_a_run_that_was_measured_again_is_what_it_was_measured_with_last(folder:
 @pytest.mark.parametrize(
     ("line", "run"),
     [
-        ("train --resume a", "a"),
-        ("train --resume=a --set members=2 hidden=[8]", "a"),
-        ("train --memory-budget 0.5 --unknown 3 --resume a", "a"),
-        ("train -o a", None),
-        ("eval a", "a"),
-        ("eval --severities 1 2 --ood a", "a"),
-        ("eval --chunk 8 a", "a"),
-        ("eval", None),
-        ("eval a --help", None),
-        ("compare a", None),
+        ("a", "a"),
+        ("--severities 1 2 --ood a", "a"),
+        ("--chunk 8 a --trust", "a"),
         ("", None),
+        ("a --help", None),
     ],
 )
-def test_the_run_is_found_wherever_it_stands(line: str, run: str | None) -> None:
-    assert named_run(line.split()) == (None if run is None else Path(run))
+def test_the_measured_run_is_found_wherever_it_stands(line: str, run: str | None) -> None:
+    assert measured_run(line.split()) == (None if run is None else Path(run))
+
+
+def printed(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    cli.main(["train", *args, "--print-config"])
+    return capsys.readouterr().out
+
+
+LINES = [
+    "",
+    "--method duq --method.sigma 0.2 --backbone mlp --backbone.hidden 8 4 --data cubic",
+    "--method.include conv* head --optim.parts encoder.* 0.1 --evaluate.no-ood --precision bf16",
+    "--data folder --data.size 48 64 --data-root x --optim.lr 1e-5 --method.weighting equation",
+    "--backbone wrn-40-2 --backbone.dropout 0.3 --optim.clip 1",
+]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_printed_config_reads_back_to_the_same(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = printed(capsys, *line.split())
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    assert printed(capsys, "--config", str(path)) == text
+    path.write_text(json.dumps(read_config(path).to_data()))  # JSON is YAML
+    assert printed(capsys, "--config", str(path)) == text
+
+
+def test_what_is_typed_comes_before_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("method: mimo\nmethod_options: {members: 2}\noptim: {lr: 1e-2}\n")
+    given = ["--config", str(path)]
+    start = Start.of(given)
+    assert (start.config.optim.lr, start.options["method"].members) == (0.01, 2)
+    assert Start.of([*given, "--method", "ensemble"]).options["method"].members == 4  # its own
+    assert "members: 5" in printed(capsys, *given, "--method.members", "5")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("method: lpbn", "Did you mean 'lpbnn'"),
+        ("method_options: {memberz: 2}", "method has no field 'memberz'. Did you mean 'members'"),
+        ("method_options: {members: two}", "method.members is 'two'; expected a valid integer"),
+        ("backbone_options: {dropout: a}", "backbone.dropout is 'a'; expected a valid number"),
+        ("optim: {lrr: 1}", "is no config: optim has no field 'lrr'. Did you mean 'lr'"),
+        ("optim: [", "is no config"),
+        ("data: 'os:path'", "would import the Python module 'os'"),
+    ],
+)
+def test_mistakes_in_a_file_are_named(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        Start.of(["--config", str(path)])

@@ -37,6 +37,7 @@ __all__ = [
     "Task",
     "download",
     "entries",
+    "entry",
     "load",
     "names",
     "require_files",
@@ -236,7 +237,7 @@ def load(name: str, root: str | Path | None = None, **options: object) -> Splits
     >>> splits.task, splits.num_classes, splits.shape, len(splits.train), splits.source
     ('classification', 10, (1, 8, 8), 1257, 'embedded')
     """
-    loader = _entry(name).load
+    loader = entry(name).load
     known = list(inspect.signature(loader).parameters)[1:]
     for option in options:
         if option not in known:
@@ -253,7 +254,7 @@ def require_files(name: str, root: str | Path | None = None) -> None:
     ...
     FileNotFoundError: /nowhere/cifar-10-batches-py is missing: /nowhere does not exist. Give ...
     """
-    require = _entry(name).require_files
+    require = entry(name).require_files
     if require is not None:
         require(None if root is None else Path(root))
 
@@ -266,11 +267,11 @@ def download(name: str, root: str | Path | None = None) -> Splits:
     ...
     ValueError: data set 'digits' has no download; expected one of cifar10, cifar100. ...
     """
-    if "download" not in inspect.signature(_entry(name).load).parameters:
+    if "download" not in inspect.signature(entry(name).load).parameters:
         known = [
             n for n, e in entries().items() if "download" in inspect.signature(e.load).parameters
         ]
-        needs = _entry(name).require_files is not None
+        needs = entry(name).require_files is not None
         fix = (
             "put its files where lpbnn ls and the docstring of its loader say"
             if needs
@@ -282,7 +283,8 @@ def download(name: str, root: str | Path | None = None) -> Splits:
     return load(name, root, download=True)
 
 
-def _entry(name: str) -> Entry:
+def entry(name: str) -> Entry:
+    """The entry of a data set; an unknown name is answered with the nearest one."""
     if outside.is_outside(name):
         return outside.find(name, "SETS", Entry)
     if name not in entries():

@@ -128,7 +128,7 @@ def _held_out(
             raise ValueError(
                 f"folder: the class {name!r} has {len(pictures)} pictures to train with, of which {asked} "
                 "would be held out, and none is left. Fix: add pictures, add a folder for the part, or "
-                "give a smaller share (--set data.val=0)."
+                "give a smaller share (--data.val 0)."
             )
         # numpy promises that a RandomState's stream never changes. No class depends on the others.
         random = np.random.RandomState([seed, crc32(name.encode())])
@@ -159,13 +159,11 @@ def _common_size(sizes: Mapping[Path, Size]) -> Size:
         if other != size:
             raise ValueError(
                 f"folder: {first} is {_text(size)}, {path} is {_text(other)}; a network takes one size. "
-                "Fix: give it, as a side or as height and width: --set data.size=64 or data.size=[64,96]; "
+                "Fix: give it, as a side or as height and width: --data.size 64 or --data.size 64 96; "
                 "every picture is stretched to it."
             )
     if max(size) > LARGE:
-        _LOG.warning(
-            "the pictures are %s; a smaller size is faster: --set data.size=128", _text(size)
-        )
+        _LOG.warning("the pictures are %s; a smaller size is faster: --data.size 128", _text(size))
     return size
 
 

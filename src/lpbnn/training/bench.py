@@ -10,11 +10,12 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Annotated, Any, Literal
 
 import torch
+import yaml
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -30,7 +31,6 @@ from lpbnn.predict import predict
 from lpbnn.training.config import OptimConfig, Precision, RunConfig
 from lpbnn.training.launch import launch
 from lpbnn.training.memory import peak_memory_of, state_bytes
-from lpbnn.training.options import with_options
 from lpbnn.training.step import WARM_UP, Step, fast_convolutions
 
 Mode = Literal["eager", "graph", "compiled"]
@@ -112,7 +112,7 @@ class Setup(Conditions):
             device="cuda" if self.cuda else "cpu",
             progress=False,
         )
-        return with_options(config, self.options)
+        return with_settings(config, self.options)
 
     def examples(self, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return random inputs (count, *input) and labels, one per example or pixel."""
@@ -122,6 +122,24 @@ class Setup(Conditions):
         dense = backbones.load(self.backbone).dense
         shape = (count, *self.input[1:]) if dense else (count,)
         return x, torch.randint(0, self.classes, shape, device=device)
+
+
+def with_settings(config: RunConfig, settings: tuple[str, ...]) -> RunConfig:
+    """Return the config with NAME=VALUE pairs as options of whatever method has them, or of the backbone.
+
+    >>> with_settings(RunConfig(), ("members=8", "backbone.dropout=0.1")).method_options
+    {'members': 8}
+    """
+    chosen: dict[str, dict[str, Any]] = {"": {}, "backbone": {}}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        prefix, _, key = name.rpartition(".")
+        if not equals or prefix not in chosen or not key:
+            raise ValueError(
+                f"--set {setting!r}: expected NAME=VALUE, such as latent=64 or backbone.dropout=0.1."
+            )
+        chosen[prefix][key] = yaml.safe_load(text)  # a number, true, [8, 4]; a word is itself
+    return replace(config, method_options=chosen[""], backbone_options=chosen["backbone"])
 
 
 def build_model(setup: Setup, method: str, members: int) -> UncertainModel:

@@ -27,6 +27,7 @@ from pydantic import (
     TypeAdapter,
     ValidationError,
 )
+from tyro.conf import Suppress  # options have types of their own in the command
 
 if TYPE_CHECKING:  # lpbnn.data imports torch, and --help needs this file
     from lpbnn.data import Augment
@@ -185,17 +186,17 @@ class RunConfig:
 
     method: str = "lpbnn"
     """One of those that ``lpbnn ls`` lists."""
-    method_options: dict[str, Any] = field(default_factory=dict)
+    method_options: Suppress[dict[str, Any]] = field(default_factory=dict)
     """The method's own options (its ``Config``); ``num_data`` is filled in."""
     backbone: str = "small-cnn"
     """The network; ``mlp`` for vectors (diabetes, cubic)."""
-    backbone_options: dict[str, Any] = field(default_factory=dict)
+    backbone_options: Suppress[dict[str, Any]] = field(default_factory=dict)
     data: str = "digits"
     """The data set; digits, diabetes and cubic need no files, folder has pictures of your own,
     MODULE:NAME is a file of your own."""
     data_root: str | None = None
     """The folder that holds the files of data sets that have some."""
-    data_options: dict[str, Any] = field(default_factory=dict)
+    data_options: Suppress[dict[str, Any]] = field(default_factory=dict)
     seed: NonNegativeInt = 0
     epochs: PositiveInt = 15
     batch_size: PositiveInt = 128

@@ -45,13 +45,17 @@ class Member(NamedTuple):
 
 
 def join(
-    runs: Sequence[str | Path], folder: str | Path, splits: Splits | None = None
+    runs: Sequence[str | Path],
+    folder: str | Path,
+    splits: Splits | None = None,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Make a Deep Ensemble of finished runs, measure it and write it to ``folder``; returns its results.
 
     Args:
         runs: folders of runs of the plain network that differ in their seeds only.
         splits: the data, where it is at hand; otherwise the runs' config says what to load.
+        trust: import the modules that the runs' config names (MODULE:NAME).
 
     >>> import tempfile
     >>> from lpbnn.training.run import run
@@ -64,6 +68,8 @@ def join(
     ('ensemble', 2, 1)
     """
     members = _members(runs)
+    for member in members:
+        member.folder.require_trust(trust)
     target = RunDir(folder)
     if target.state() != "empty":
         raise RunError(f"{target.path} holds a run already. Fix: give a new or empty folder.")
@@ -161,7 +167,7 @@ def _config(members: Sequence[Member]) -> RunConfig:
 
 
 def _model(members: Sequence[Member]) -> DeepEnsemble:
-    return from_members([load_run(member.folder.path).model for member in members])
+    return from_members([load_run(member.folder.path, trust=True).model for member in members])
 
 
 def _training(members: Sequence[Member]) -> dict[str, Any]:

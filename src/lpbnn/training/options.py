@@ -1,91 +1,212 @@
-"""From what the command line says to a config: NAME=VALUE options, and what a resumed run may change."""
+"""From the command line to a config: typed options of method, backbone and data set, files, resuming."""
 
-import ast
-import json
-from collections.abc import Sequence
-from dataclasses import replace
+import dataclasses
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import tyro
 from tyro.conf import Positional, arg
 
-from lpbnn.training.config import FREE, EvalConfig, RunConfig, differences
+from lpbnn import methods, outside, source
+from lpbnn.source import Option
+from lpbnn.training.config import (
+    FREE,
+    EvalConfig,
+    RunConfig,
+    differences,
+    from_data,
+    to_data,
+    validate,
+)
 
-OPTIONS = {"": "method_options", "backbone": "backbone_options", "data": "data_options"}
+KINDS = ("method", "backbone", "data")
+Options = dict[str, Any]  # by kind: an instance of its option type
 
 
-def with_options(config: RunConfig, options: tuple[str, ...]) -> RunConfig:
-    """NAME=VALUE pairs into the options of the method, the backbone or the data set.
+@dataclass(frozen=True)
+class Start:
+    """What the options that were not typed are: those of a run, of a file, or the defaults."""
 
-    >>> with_options(RunConfig(), ("members=8", "backbone.dropout=0.1")).method_options
-    {'members': 8}
-    """
-    chosen = {field: dict(getattr(config, field)) for field in OPTIONS.values()}
-    for option in options:
-        name, equals, value = option.partition("=")
-        prefix, _, key = name.rpartition(".")
-        if not equals or prefix not in OPTIONS or not key:
-            raise ValueError(
-                f"--set {option!r}: expected NAME=VALUE, such as members=8, backbone.dropout=0.1 or "
-                "data.val=5000."
+    config: RunConfig
+    options: Options
+
+    @classmethod
+    def of(cls, args: Sequence[str]) -> "Start":
+        """Read the arguments that decide which other options there are."""
+        # What else is there is for the command itself to read, and to complain about.
+        how: dict[str, Any] = {"add_help": False, "return_unknown_args": True}
+        first: _First = tyro.cli(_First, args=list(args), prog="lpbnn train", **how)[0]
+        config = RunConfig()
+        if first.resume is not None and not {"-h", "--help"} & set(args):
+            config = resumable(first.resume, first.trust)
+        elif first.config is not None:
+            config = read_config(first.config)
+            named = [getattr(config, kind) for kind in KINDS if getattr(first, kind) is None]
+            outside.require_trust(named, first.config, first.trust)
+        for kind in KINDS:  # options in a file are those of the method that it names
+            name = getattr(first, kind)
+            if name not in (None, getattr(config, kind)) and first.resume is None:
+                config = replace(config, **{kind: name, f"{kind}_options": {}})
+        options = {
+            kind: from_data(
+                option_type(kind, getattr(config, kind)), getattr(config, f"{kind}_options"), kind
             )
-        chosen[OPTIONS[prefix]][key] = _value(value)
-    return replace(config, **chosen)
+            for kind in KINDS
+        }
+        return cls(config, options)
 
 
-def named_run(args: list[str]) -> Path | None:
-    """The run whose settings a command begins with: ``train --resume RUN`` and ``eval RUN``.
+@dataclass(frozen=True)
+class _First:
+    method: str | None = None
+    backbone: str | None = None
+    data: str | None = None
+    config: Path | None = None
+    resume: Path | None = None
+    trust: bool = False
 
-    >>> str(named_run(["train", "--epochs", "3", "--resume", "runs/a"]))
-    'runs/a'
-    >>> str(named_run(["eval", "--samples", "8", "runs/a", "--no-ood"]))
+
+def with_options(config: RunConfig, options: Options) -> RunConfig:
+    """Return the config with those of the options that are not the defaults."""
+    return replace(config, **{f"{kind}_options": _chosen(options[kind]) for kind in KINDS})
+
+
+def all_options(config: RunConfig, options: Options) -> RunConfig:
+    """Return the config with all of the options, for a file that is to be edited."""
+    return replace(config, **{f"{kind}_options": to_data(options[kind]) for kind in KINDS})
+
+
+def _chosen(options: Any) -> dict[str, Any]:
+    values = {f: getattr(options, f.name) for f in dataclasses.fields(options)}
+    return {f.name: value for f, value in values.items() if value != f.default}
+
+
+def option_type(kind: str, name: str) -> type:
+    """Return a dataclass of the options of a method, a backbone or a data set.
+
+    >>> option_type("backbone", "mlp")(hidden=[8])
+    backbone(hidden=(8,), dropout=0.0, image_size=None)
+    >>> option_type("method", "lpbnn")(members=2.5)
+    Traceback (most recent call last):
+    ValueError: method.members is 2.5; expected a valid integer.
+    """
+    fields: list[Any] = []
+    for option in _options(kind, name):
+        unknown = option.hint is inspect.Parameter.empty
+        hint = type(option.default) if unknown else _typed(option.hint)
+        default = tuple(option.default) if isinstance(option.default, list) else option.default
+        if hint is not None and option.name != "num_data":  # which the data decides
+            typed = Annotated[hint, arg(help=option.description or None)]
+            required = default in (inspect.Parameter.empty, dataclasses.MISSING)
+            fields.append((option.name, typed) if required else (option.name, typed, default))
+    check: dict[str, Callable[[Any], None]] = {"__post_init__": lambda self: validate(self, kind)}
+    return dataclasses.make_dataclass(kind, fields, namespace=check, frozen=True, kw_only=True)
+
+
+def _options(kind: str, name: str) -> list[Option]:
+    if kind == "method":
+        return methods.options(name)
+    package = "lpbnn.backbones" if kind == "backbone" else "lpbnn.data"
+    entry = source.entries(package, "NETS" if kind == "backbone" else "SETS").get(name)
+    if entry is None:  # one of a family (wrn-40-2), MODULE:NAME, or unknown, which is an error
+        module = importlib.import_module(package)
+        entry = module.load(name) if kind == "backbone" else module.entry(name)
+    return source.call_options(*((entry.build, 2) if kind == "backbone" else (entry.load, 1)))
+
+
+def _typed(hint: Any) -> Any:
+    """Return the part of a type that can be typed: no classes and no functions; None if nothing is left."""
+    origin, args = get_origin(hint), get_args(hint)
+    if hint in (bool, int, float, str, NoneType) or origin is Literal:
+        return hint
+    if origin in (Union, UnionType):
+        kept = [part for part in map(_typed, args) if part is not None]
+        return Union[tuple(kept)] if set(kept) - {NoneType} else None  # noqa: UP007
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        item = _typed(args[0])
+        return None if item is None else tuple[item, ...]
+    return None
+
+
+def read_config(path: Path) -> RunConfig:
+    """Read a config from a YAML or JSON file, such as ``--print-config`` prints or a run folder has."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """YAML 1.2's numbers: 1e-4 is one, too."""
+
+    number = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
+    try:
+        return from_data(RunConfig, yaml.load(path.read_text("utf-8"), Loader) or {})
+    except (ValueError, TypeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path} is no config: {error}") from error
+
+
+def write_config(config: RunConfig) -> str:
+    """Return the YAML that ``read_config`` reads.
+
+    >>> print(write_config(RunConfig("mcp")).splitlines()[:2])
+    ['method: mcp', 'method_options: {}']
+    """
+    import yaml
+
+    return yaml.safe_dump(to_data(config), sort_keys=False)
+
+
+def measured_run(args: Sequence[str]) -> Path | None:
+    """Return the run that ``lpbnn eval`` is given, whose settings are its defaults.
+
+    >>> str(measured_run(["--samples", "8", "runs/a", "--no-ood"]))
     'runs/a'
     """
-    look = {"train": _resumed_run, "eval": _measured_run}.get(args[0] if args else "")
-    if look is None or {"-h", "--help"} & set(args):
+    if {"-h", "--help"} & set(args):
         return None
-    # What else is there is for the command itself to read, and to complain about.
     how: dict[str, Any] = {"add_help": False, "return_unknown_args": True}
-    return tyro.cli(look, args=args[1:], prog=f"lpbnn {args[0]}", **how)[0]
-
-
-def _resumed_run(resume: Path | None = None) -> Path | None:
-    return resume
+    return tyro.cli(_measured_run, args=list(args), prog="lpbnn eval", **how)[0]
 
 
 def _measured_run(
     settings: Annotated[EvalConfig, arg(name="")],  # so that its values are not taken for the run
     data_root: str | None = None,
+    trust: bool = False,
     runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN")] = (),
 ) -> Path | None:
     return runs[0] if len(runs) == 1 else None
 
 
-def resumable(folder: Path) -> RunConfig:
-    """A run's config for the command line to change.
+def resumable(folder: Path, trust: bool = False) -> RunConfig:
+    """Return a run's config for the command line to change.
 
-    Without what has names of its own, such as the method's options: each would become an option of the
-    command, and ``resumed`` takes them from the run.
+    Without ``optim.parts``, each of which would become an option of the command, and ``num_data``.
     """
     from lpbnn.training.rundir import RunDir  # imports torch: not for --help
 
-    config = RunDir(folder).config_as_measured()
-    empty: dict[str, Any] = {name: {} for name in OPTIONS.values()}
-    return replace(config, optim=replace(config.optim, parts={}), **empty)
+    run = RunDir(folder)
+    run.require_trust(trust)
+    config = run.config_as_measured()
+    options = {k: v for k, v in config.method_options.items() if k != "num_data"}
+    return replace(config, optim=replace(config.optim, parts={}), method_options=options)
 
 
-def resumed(typed: RunConfig, folder: Path, others: Sequence[str] = ()) -> RunConfig:
-    """A stopped run's own config; only where and how fast it runs, and what is measured, may change.
+def resumed(start: RunConfig, typed: RunConfig, folder: Path, others: Sequence[str]) -> RunConfig:
+    """Return a stopped run's own config, changed in where and how fast it runs and what is measured.
 
     Args:
-        typed: ``resumable(folder)`` with what the command line says.
+        start: ``resumable(folder)``.
+        typed: the same with what the command line says.
         others: what it says beside the config, and none of it can be taken.
     """
     from lpbnn.training.rundir import RunDir  # imports torch: not for --help
 
-    changes = differences(resumable(folder).to_data(), typed.to_data())
-    names = [change.partition(":")[0] for change in changes]
+    changes = differences(to_data(start), to_data(typed))
+    names = [change.partition(":")[0].replace("_options", "") for change in changes]
     fixed = [name for name in names if name.partition(".")[0] not in FREE] + list(others)
     if fixed:
         raise ValueError(
@@ -94,12 +215,3 @@ def resumed(typed: RunConfig, folder: Path, others: Sequence[str] = ()) -> RunCo
         )
     own = RunDir(folder).config_as_measured()
     return replace(own, **{name: getattr(typed, name) for name in FREE})
-
-
-def _value(text: str) -> Any:
-    for read in (json.loads, ast.literal_eval):  # false as in JSON, False as in Python
-        try:
-            return read(text)
-        except (ValueError, SyntaxError):
-            continue
-    return text  # a word is itself: weighting=equation

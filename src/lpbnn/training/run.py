@@ -45,6 +45,7 @@ def run(
     resume: bool = False,
     overwrite: bool = False,
     splits: Splits | None = None,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Train, evaluate and write everything to ``folder``; the results are returned.
 
@@ -53,6 +54,7 @@ def run(
         resume: go on where a stopped run was; a finished one just gives its results.
         overwrite: begin anew in the folder of another run, whose files are removed.
         splits: the data, where it is at hand; otherwise the config says what to load.
+        trust: import the modules that the folder's own config names (MODULE:NAME).
 
     With several processes, all train and measure, rank 0 alone writes; the others return an empty
     dictionary.
@@ -66,6 +68,8 @@ def run(
     (1, 1, 10)
     """
     target = RunDir(folder)
+    if config is None:
+        target.require_trust(trust)
     config = target.config_as_measured() if config is None else resolved(config)
     fabric = launch(config)
     early = "stopped before anything was trained or measured. Start it again the same way."
@@ -87,7 +91,8 @@ def _run(
         if config.to_data()["evaluate"] == target.results()["evaluate"]:
             return target.results()
         # Trained already, but measured otherwise.
-        return reevaluate(target.path, config.evaluate, splits, fabric, config.data_root)
+        root = config.data_root
+        return reevaluate(target.path, config.evaluate, splits, fabric, root, trust=True)
     with fabric.rank_zero_first(local=True):  # one process of a node fetches files, the others read
         splits = splits if splits is not None else load_data(config)
     info = DataInfo.of(splits)
@@ -112,12 +117,17 @@ def _run(
         return _measure(target, model, splits, config, fabric, _train_results(training, config))
 
 
-def load_run(folder: str | Path, device: torch.device | str = "cpu") -> LoadedRun:
+def load_run(
+    folder: str | Path, device: torch.device | str = "cpu", trust: bool = False
+) -> LoadedRun:
     """The model of a trained run; its data is not needed.
+
+    With ``trust`` the module of its own backbone (MODULE:NAME) is imported, which runs that module's code.
 
     ``loaded.data.normalise(images)`` prepares raw inputs, ``lpbnn.predict(loaded.model, x)`` answers.
     """
     source = RunDir(folder)
+    source.require_trust(trust)
     config, info = source.config(), source.data()
     # The folder has its own weights: the file that some of them began with need not be there.
     options = {k: v for k, v in config.backbone_options.items() if k != "pretrained"}
@@ -135,10 +145,11 @@ def reevaluate(
     splits: Splits | None = None,
     fabric: "Fabric | None" = None,
     data_root: str | None = None,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Measure a trained run again, with other settings where given; the folder keeps the new results."""
     target = RunDir(folder)
-    model = load_run(folder).model
+    model = load_run(folder, trust=trust).model
     then = target.config_as_measured()
     root = then.data_root if data_root is None else data_root
     config = replace(then, evaluate=settings or then.evaluate, data_root=root)

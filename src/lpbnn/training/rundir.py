@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lpbnn import methods
+from lpbnn import methods, outside
 from lpbnn.training import weights
 from lpbnn.training.build import DataInfo, resolved
 from lpbnn.training.config import EvalConfig, RunConfig, from_data, to_data
@@ -121,6 +121,15 @@ class RunDir:
             return replace(config, evaluate=from_data(EvalConfig, results["evaluate"], "evaluate"))
 
         return self._fitting(RESULTS, measured) if (self / RESULTS).exists() else config
+
+    def require_trust(self, trust: bool) -> None:
+        """A ``RunError`` where the config names modules to import and ``trust`` is False."""
+        config = read_json(self / CONFIG)
+        names = [str(config.get(key, "")) for key in ("data", "backbone")]
+        try:
+            outside.require_trust(names, self.path, trust)
+        except ValueError as error:
+            raise RunError(str(error)) from error
 
     def data(self) -> DataInfo:
         """What of its data the run's model depends on."""
