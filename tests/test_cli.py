@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from lpbnn import cli, methods, predict, source
-from lpbnn.data.images import read_images
+from lpbnn.data.files import read_images
 from lpbnn.training.run import load_run
 
 FAST = ["--method", "mcp", "--backbone", "mlp", "--epochs", "2", "--device", "cpu", "--no-progress"]

@@ -14,8 +14,12 @@ from PIL import Image
 
 from lpbnn.data import Dataset, files
 from lpbnn.data.augment import batches, epoch_generator
-from lpbnn.data.files import AHEAD, FileDataset
-from lpbnn.data.images import read_image
+from lpbnn.data.files import AHEAD, FileDataset, LabelMaps, read_image
+
+
+def maps_of(data: FileDataset) -> tuple[Path, ...]:
+    assert isinstance(data.targets, LabelMaps)
+    return data.targets.paths
 
 
 def dataset(folder: Path, count: int = 9, size: tuple[int, int] = streets.SIZE) -> FileDataset:
@@ -23,7 +27,7 @@ def dataset(folder: Path, count: int = 9, size: tuple[int, int] = streets.SIZE) 
     labels = tuple(folder / "labels" / f"{i:03}.png" for i in range(count))
     for i, (image, label) in enumerate(zip(images, labels, strict=True)):
         streets.write_pair(image, label, streets.ids(i, [0, 1, 2, 255], size))
-    return FileDataset(images, labels, size, size)
+    return FileDataset(images, LabelMaps(labels, size), (3, *size))
 
 
 def test_an_index_gives_what_memory_would_give(tmp_path: Path) -> None:
@@ -39,7 +43,7 @@ def test_an_index_gives_what_memory_would_give(tmp_path: Path) -> None:
             assert torch.equal(one, other)
         assert lazy[index][1].dtype == torch.int64
     assert lazy.class_counts(3) == whole.class_counts(3)
-    for number, label in enumerate(lazy.labels):
+    for number, label in enumerate(maps_of(lazy)):
         assert torch.equal(lazy[number][1], torch.from_numpy(np.array(Image.open(label))).long())
 
 
@@ -127,7 +131,7 @@ def test_a_broken_file_is_named_in_the_loop(tmp_path: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_examples_arrive_on_the_device_through_pinned_memory(tmp_path: Path) -> None:
     lazy = dataset(tmp_path, count=30)
-    assert files._Batch(lazy.to("cuda"), [0], files._threads()).x.is_pinned()
+    assert files._Batch(lazy.to("cuda"), torch.tensor([0]), files._threads()).x.is_pinned()
     found = list(batches(lazy.to("cuda"), 4, shuffle=False))
     for (x, y), (x_cpu, y_cpu) in zip(found, batches(lazy, 4, shuffle=False), strict=True):
         assert x.device.type == y.device.type == "cuda"
@@ -146,7 +150,7 @@ def test_other_kinds_of_pictures_become_rgb(tmp_path: Path, mode: str) -> None:
     ending = ".tif" if mode == "CMYK" else ".png"
     path = tmp_path / f"other{ending}"
     picture.save(path)
-    x, _ = FileDataset((path,), lazy.labels, streets.SIZE, streets.SIZE)[0]
+    x, _ = FileDataset((path,), lazy.targets, (3, *streets.SIZE))[0]
     assert x.dtype == torch.uint8
     expected = torch.from_numpy(np.array(picture.convert("RGB"))).permute(2, 0, 1)
     assert torch.equal(x, expected)
@@ -214,18 +218,18 @@ def test_ids_beyond_a_byte_are_not_wrapped_around(tmp_path: Path) -> None:
 
 def test_a_file_that_changed_its_size_is_refused(tmp_path: Path) -> None:
     lazy = dataset(tmp_path, 2)
-    Image.new("L", (5, 4)).save(lazy.labels[1])
+    Image.new("L", (5, 4)).save(maps_of(lazy)[1])
     with pytest.raises(ValueError, match=r"001.png is 5x4 now; it was 16x12 when"):
         lazy[1]
 
 
 def test_resizing_is_smooth_for_pictures_and_exact_for_labels(tmp_path: Path) -> None:
-    half = replace(dataset(tmp_path, 2), size=(6, 8))
+    half = replace(dataset(tmp_path, 2), size=(3, 6, 8))
     x, y = half[0]
     assert half.shape == (3, 6, 8)
     assert x.shape == (3, 6, 8)
     assert set(y.unique().tolist()) <= {0, 1, 2, 255}
-    whole = np.array(Image.open(half.labels[0]))
+    whole = np.array(Image.open(maps_of(half)[0]))
     assert np.array_equal(y, whole[1::2, 1::2])
 
 

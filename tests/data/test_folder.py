@@ -11,9 +11,8 @@ from PIL import Image
 
 from lpbnn import data
 from lpbnn.data import Augment, Dataset, folder
-from lpbnn.data._pictures import PictureFiles
 from lpbnn.data.augment import batches, epoch_generator
-from lpbnn.data.images import ORIENTATION, read_image
+from lpbnn.data.files import ORIENTATION, FileDataset, read_image
 
 
 def held(part: data.Examples) -> set[bytes]:
@@ -177,7 +176,7 @@ def test_read_in_their_turn_they_are_the_same(plain: Path) -> None:
     picture(plain / "ood" / "one.png")
     whole, lazy = load(plain), load(plain, memory=0)
     assert isinstance(whole.train, Dataset)
-    assert isinstance(lazy.train, PictureFiles)
+    assert isinstance(lazy.train, FileDataset)
     assert (lazy.mean, lazy.std, lazy.class_counts) == (whole.mean, whole.std, whole.class_counts)
     assert lazy.name == whole.name
     assert "read from the files in every epoch" in lazy.description
@@ -213,7 +212,7 @@ def test_a_sample_tells_mean_and_spread_of_a_large_set(
 
 def test_a_picture_that_breaks_during_a_run_is_named(plain: Path) -> None:
     lazy = load(plain, memory=0).train
-    assert isinstance(lazy, PictureFiles)
-    lazy.paths[5].unlink()
-    with pytest.raises(ValueError, match=f"{lazy.paths[5].name}: no such file"):
+    assert isinstance(lazy, FileDataset)
+    lazy.images[5].unlink()
+    with pytest.raises(ValueError, match=f"{lazy.images[5].name}: no such file"):
         list(batches(lazy, 2, shuffle=False))

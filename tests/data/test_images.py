@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 
 from lpbnn import data
 from lpbnn.data import files
-from lpbnn.data.images import ORIENTATION, read_image, read_scene
+from lpbnn.data.files import ORIENTATION, read_image, read_scene
 
 COLOURS = np.random.RandomState(0).randint(0, 256, (*streets.SIZE, 3), dtype=np.uint8)
 

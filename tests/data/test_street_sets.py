@@ -117,7 +117,7 @@ def test_bdd_moves_motorcycles_and_trains_to_the_test(tmp_path: Path, old: bool)
     assert isinstance(splits.test, FileDataset)
     names = [path.name for path in splits.test.images]
     assert names == ["1a-1b.jpg", "2a-2b.jpg"] * 2
-    for number, label in enumerate(splits.test.labels):
+    for number, label in enumerate(splits.test.targets.paths):
         found, y = np.array(Image.open(label)), splits.test[number][1].numpy()
         assert np.array_equal(y == 17, (found == 16) | (found == 17))
         assert np.array_equal(y == 16, found == 18)

@@ -11,7 +11,7 @@ from PIL import Image
 
 from lpbnn import cli
 from lpbnn.data import Dataset, load
-from lpbnn.data.images import read_images
+from lpbnn.data.files import read_images
 from lpbnn.predict import predict
 from lpbnn.report import answers
 from lpbnn.report.answers import Question, answered, classified, segmented

@@ -21,6 +21,7 @@ from lpbnn.data.files import (
     UNKNOWN,
     VOID,
     FileDataset,
+    LabelMaps,
     Size,
     by_label,
     count_ids,
@@ -181,7 +182,8 @@ class Street:
     def _examples(self, part: Part, size: Size, training: bool) -> FileDataset:
         table = self.ids.table(training)
         counts = by_label(part.counts.sum(0), table)
-        return FileDataset(part.images, part.labels, part.native, size, table, counts)
+        maps = LabelMaps(part.labels, part.native, table, counts)
+        return FileDataset(part.images, maps, (3, *size))
 
 
 def _part(folder: Folder, ids: Ids) -> Part:

@@ -1,11 +1,9 @@
-"""Pictures and label maps in files, decoded in their turn by threads that read ahead.
+"""Pictures and label maps in files: decoded, checked, and read ahead by threads.
 
 Memory does not grow with the data set: at any time the batch in use and a few more are decoded, `AHEAD`
-or as many as keep the threads busy.
-Conversions, all of them: a grey or palette picture becomes RGB, transparency is dropped; a palette
-in a label map is ignored, its indices are the ids; a picture is turned as its EXIF data says, and
-its label map has to be one of the picture as it is shown. Whatever else does not fit is an error that names
-the file.
+or as many as keep the threads busy. All conversions: a picture is turned as its EXIF data says and becomes
+grey or RGB, without transparency; the palette of a label map is ignored, its indices are the ids, and the
+map has to fit the turned picture. Everything else is an error that names the file.
 """
 
 from __future__ import annotations
@@ -14,17 +12,17 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from lpbnn.data._examples import Dataset, Examples, Index, Pair, widened
-from lpbnn.data.images import in_mode, opened, size_shown
 
 T = TypeVar("T")
 VOID, UNKNOWN = 255, 254  # labels: no class on purpose, and an id that no class has
@@ -34,21 +32,65 @@ TAIL = 4096  # bytes in which the end mark of a complete file is looked for
 END_MARKS = {"PNG": b"IEND", "JPEG": b"\xff\xd9"}
 Size = tuple[int, int]  # height, width
 SAME = np.arange(256, dtype=np.uint8)  # label ids that are labels already
+MODES = {1: "L", 3: "RGB"}
+GREY = ("1", "L", "LA")  # Pillow's modes without colour
+DEEP = ("I", "I;16", "I;16B", "I;16L", "F")  # a conversion to 8 bits would clip, not scale
+ORIENTATION = 0x0112  # the EXIF tag
+BICUBIC, BILINEAR = Image.Resampling.BICUBIC, Image.Resampling.BILINEAR
+UPRIGHT = {  # what undoes each orientation but 1
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class LabelMaps(NamedTuple):
+    """The targets of a segmentation set.
+
+    Args:
+        paths: the label files, one for each picture.
+        native: height and width that every file must have.
+        table: (256,) the label of each id in the files; `UNKNOWN` makes an id an error.
+        counts: (256,) pixels of each label, if they are known already.
+    """
+
+    paths: tuple[Path, ...]
+    native: Size
+    table: np.ndarray = SAME
+    counts: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class ReadAhead(Examples):
-    """Examples whose pictures, uint8, are read from files when they are asked for, the next ones already.
+class FileDataset(Examples):
+    """Pictures, uint8 (C, H, W), decoded when they are asked for, with a class or a label map each.
 
     Args:
+        images: the files.
+        targets: int64 (N,), the class of each picture, or the label maps.
+        size: channels, height and width of what is given out. Pictures are resized smoothly (bicubic
+            with classes, as `lpbnn predict` does; bilinear with label maps), label maps by the nearest.
         device: where examples are given out; pinned memory lets the copy run beside the work.
     """
 
+    images: tuple[Path, ...]
+    targets: Tensor | LabelMaps
+    size: tuple[int, int, int]
     device: torch.device = field(default=torch.device("cpu"), kw_only=True)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.size
 
     @property
     def dtype(self) -> torch.dtype:
         return torch.uint8
+
+    def __len__(self) -> int:
+        return len(self.images)
 
     def __getitem__(self, index: Index) -> Pair:
         if isinstance(index, int):
@@ -61,7 +103,7 @@ class ReadAhead(Examples):
         with _threads() as pool:
             return Dataset(*_Batch(self, torch.arange(len(self))[index], pool).tensors())
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self, device: torch.device | str) -> FileDataset:
         return replace(self, device=torch.device(device))
 
     def stream(self, parts: Sequence[Tensor]) -> Iterator[Pair]:
@@ -74,35 +116,48 @@ class ReadAhead(Examples):
                     yield self._given(waiting.popleft())
             while waiting:
                 yield self._given(waiting.popleft())
-        finally:  # also where the loop was left early, or an example could not be read
+        finally:  # also if the loop was left early, or an example could not be read
             pool.shutdown(cancel_futures=True)
 
     def _given(self, batch: _Batch) -> Pair:
         x, y = (part.to(self.device, non_blocking=True) for part in batch.tensors())
         return x, widened(y)
 
-    def blank(self, places: Tensor) -> Pair:
-        """A batch for the examples at `places`, as `read_into` is to fill it."""
-        raise NotImplementedError
+    def class_counts(self, classes: int) -> tuple[int, ...]:
+        if isinstance(self.targets, Tensor):
+            return Dataset(self.targets, self.targets).class_counts(classes)
+        counts, table = self.targets.counts, self.targets.table
+        if counts is None:
+            counts = by_label(count_ids(self.targets.paths, table).sum(0), table)
+        return tuple(int(count) for count in counts[:classes])
 
-    def read_into(self, place: int, x: Tensor, y: Tensor) -> None:
+    def read_into(self, index: int, x: Tensor, y: Tensor) -> None:
         """Decode one example into the given rows of a batch."""
-        raise NotImplementedError
-
-    def bytes_for(self, count: int, shape: Sequence[int]) -> Tensor:
-        """Memory for `count` arrays, pinned where it will be copied to a GPU."""
-        pinned = self.device.type == "cuda"
-        return torch.empty((count, *shape), dtype=torch.uint8, pin_memory=pinned)
+        # By numpy: torch would start threads of its own in each of ours.
+        size = self.size[1:]
+        if isinstance(self.targets, Tensor):
+            pixels = read_picture(self.images[index], None, size, self.size[0], BICUBIC)
+        else:
+            paths, native, table, _ = self.targets
+            pixels = read_picture(self.images[index], native, size)
+            np.copyto(y.numpy(), read_labels(paths[index], native, size, table))
+        np.copyto(x.numpy(), pixels.transpose(2, 0, 1))
 
 
 class _Batch:
     """Tensors that threads are filling."""
 
-    def __init__(self, data: ReadAhead, places: Tensor, pool: ThreadPoolExecutor) -> None:
-        self.x, self.y = data.blank(places)
+    def __init__(self, data: FileDataset, indices: Tensor, pool: ThreadPoolExecutor) -> None:
+        # Pinned memory lets the copy to a GPU run beside the work.
+        options = {"dtype": torch.uint8, "pin_memory": data.device.type == "cuda"}
+        self.x = torch.empty((len(indices), *data.size), **options)
+        if isinstance(data.targets, Tensor):
+            self.y = data.targets[indices]
+        else:
+            self.y = torch.empty((len(indices), *data.size[1:]), **options)
         self.futures: list[Future[None]] = [
-            pool.submit(data.read_into, place, self.x[row], self.y[row])
-            for row, place in enumerate(places.tolist())
+            pool.submit(data.read_into, index, self.x[row], self.y[row])
+            for row, index in enumerate(indices.tolist())
         ]
 
     def tensors(self) -> Pair:
@@ -112,64 +167,120 @@ class _Batch:
         return self.x, self.y
 
 
-@dataclass(frozen=True, eq=False)
-class FileDataset(ReadAhead):
-    """Pairs of a picture and a label map: uint8 (3, H, W) and (H, W), read when asked for.
+def read_picture(
+    path: Path | str,
+    native: Size | None = None,
+    size: Size | None = None,
+    channels: int = 3,
+    resample: Image.Resampling = BILINEAR,
+) -> np.ndarray:
+    """Decode a file to uint8 (H, W, C), grey or RGB.
 
     Args:
-        images, labels: the files, pair by pair.
-        native: height and width that every file must have.
-        size: height and width to which they are resized (pictures smoothly, labels by the nearest).
-        table: (256,) what each id in the label files stands for; `UNKNOWN` makes it an error.
-        counts: (256,) pixels of each label, where they are known already.
+        native: the size that the file must have; None: any.
+        size: the size of the result; None: the file's own.
     """
-
-    images: tuple[Path, ...]
-    labels: tuple[Path, ...]
-    native: Size
-    size: Size
-    table: np.ndarray = field(default_factory=lambda: SAME)
-    counts: np.ndarray | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (3, *self.size)
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def class_counts(self, classes: int) -> tuple[int, ...]:
-        counts = self.counts
-        if counts is None:
-            counts = by_label(count_ids(self.labels, self.table).sum(0), self.table)
-        return tuple(int(count) for count in counts[:classes])
-
-    def blank(self, places: Tensor) -> Pair:
-        count = len(places)
-        return self.bytes_for(count, self.shape), self.bytes_for(count, self.size)
-
-    def read_into(self, place: int, x: Tensor, y: Tensor) -> None:
-        # By numpy: torch would start threads of its own in each of ours.
-        picture = read_picture(self.images[place], self.native, self.size)
-        np.copyto(x.numpy(), picture.transpose(2, 0, 1))
-        np.copyto(y.numpy(), read_labels(self.labels[place], self.native, self.size, self.table))
-
-
-def read_picture(path: Path, native: Size, size: Size) -> np.ndarray:
-    """uint8 (H, W, 3)."""
+    if channels not in MODES:
+        raise ValueError(
+            f"the network takes {channels} channels; a picture has 1 (grey) or 3 (RGB)."
+        )
     with opened(path) as picture:
-        _require_size(path, size_shown(picture), native)
-        colours = in_mode(picture, "RGB", path)
-        if size != native:
-            colours = colours.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-        return np.asarray(colours)
+        if native is not None:
+            _require_size(path, size_shown(picture), native)
+        pixels = in_mode(picture, MODES[channels], path)
+        height, width = size or (pixels.height, pixels.width)
+        if (width, height) != pixels.size:
+            pixels = pixels.resize((width, height), resample)
+        return np.asarray(pixels, dtype=np.uint8).reshape(height, width, channels)
 
 
-def read_ids(path: Path) -> np.ndarray:
-    """The ids in a label file, (H, W), as they are."""
+def read_scene(path: Path | str, height: int | None) -> Tensor:
+    """One file to uint8 (3, H, W) of a height, its shape kept; None: of its own size."""
     with opened(path) as picture:
-        require_one_channel(path, picture)
-        return np.array(picture)
+        size = scaled(size_shown(picture), height)
+    return _as_tensor(read_picture(path, size=size, resample=BICUBIC))
+
+
+def scaled(size: Size, height: int | None) -> Size:
+    """Height and width that a scene of a size is read in.
+
+    >>> scaled((720, 1280), 360), scaled((720, 1280), None)
+    ((360, 640), (720, 1280))
+    """
+    return size if height is None else (height, max(1, round(size[1] * height / size[0])))
+
+
+def read_images(paths: Sequence[Path | str], shape: tuple[int, ...]) -> Tensor:
+    """Files to uint8 (N, C, H, W): converted to grey or RGB, then resized to the network's size.
+
+    A missing or damaged file is an error that names it; transparency is dropped.
+    """
+    return torch.stack([read_image(path, shape) for path in paths])
+
+
+def read_image(path: Path | str, shape: tuple[int, ...]) -> Tensor:
+    """One file to uint8 (C, H, W)."""
+    channels, height, width = shape
+    return _as_tensor(read_picture(path, None, (height, width), channels, BICUBIC))
+
+
+def _as_tensor(pixels: np.ndarray) -> Tensor:
+    return torch.from_numpy(pixels.transpose(2, 0, 1).copy())
+
+
+@contextmanager
+def opened(path: Path | str) -> Iterator[Image.Image]:
+    """The picture in a file, open; a missing or damaged file is an error that names it."""
+    try:
+        with Image.open(path) as picture:
+            yield picture
+    except FileNotFoundError as error:
+        raise ValueError(f"{path}: no such file.") from error
+    except IsADirectoryError as error:
+        raise ValueError(f"{path} is a folder; give image files.") from error
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"{path} is too large: {error} Fix: make it smaller.") from error
+    except (UnidentifiedImageError, OSError, SyntaxError) as error:
+        raise ValueError(
+            f"{path} cannot be read: damaged, or no image ({error}). Fix: get the file again."
+        ) from error
+
+
+def orientation(picture: Image.Image) -> int:
+    """How a picture just opened is stored, 1 to 8, from its head alone; 1, as it is shown."""
+    if picture.format == "TIFF":  # Pillow turns it by itself
+        return 1
+    try:
+        # Not the PNG reader's own, which would decode the pixels in search of data behind them.
+        found = Image.Image.getexif(picture).get(ORIENTATION, 1)
+    except Exception:  # broken EXIF data raises anything, and is no reason to refuse the pixels
+        return 1
+    return found if found in UPRIGHT else 1
+
+
+def size_shown(picture: Image.Image) -> tuple[int, int]:
+    """Height and width of a picture just opened, as it is shown."""
+    width, height = picture.size
+    return (width, height) if orientation(picture) >= 5 else (height, width)
+
+
+def upright(picture: Image.Image) -> Image.Image:
+    """A picture just opened, as it is shown."""
+    turn = UPRIGHT.get(orientation(picture))
+    return picture if turn is None else picture.transpose(turn)
+
+
+def in_mode(picture: Image.Image, mode: str, path: Path | str) -> Image.Image:
+    """A picture just opened, as it is shown, as "L" or "RGB"; transparency is dropped."""
+    if picture.mode in DEEP:
+        raise ValueError(
+            f"{path} has pixels of more than 8 bits (mode {picture.mode!r}), of which a conversion "
+            "would keep the lowest. Fix: save it with 8 bits per channel."
+        )
+    picture = upright(picture)
+    if picture.mode == "P" and "transparency" in picture.info:
+        picture = picture.convert("RGBA")
+    return picture.convert(mode)
 
 
 def read_labels(path: Path, native: Size, size: Size, table: np.ndarray) -> np.ndarray:
@@ -194,7 +305,9 @@ def count_ids(paths: Sequence[Path], table: np.ndarray = SAME) -> np.ndarray:
     """
 
     def count(path: Path) -> np.ndarray:
-        ids = read_ids(path)
+        with opened(path) as picture:
+            require_one_channel(path, picture)
+            ids = np.array(picture)
         if ids.min(initial=0) < 0 or ids.max(initial=0) > 255:
             raise unknown_ids(path, np.unique(ids[(ids < 0) | (ids > 255)]).tolist(), table)
         return np.bincount(ids.astype(np.uint8).ravel(), minlength=256)
@@ -218,15 +331,30 @@ def in_threads(work: Callable[[Path], T], paths: Sequence[Path]) -> list[T]:
 
 def header(path: Path, label: bool) -> Size:
     """Height and width of a file that is complete and, as far as its head tells, usable."""
+    return look(path, label).size
+
+
+class Look(NamedTuple):
+    """What the head of a file tells."""
+
+    size: Size
+    grey: bool
+
+
+def look(path: Path, label: bool = False) -> Look:
+    """The size and the kind of a picture that is complete and can be read, without decoding it."""
     with opened(path) as picture:
         if label:
             require_one_channel(path, picture)
+        elif picture.mode in DEEP:
+            in_mode(picture, "L", path)  # refuses it
+        grey = picture.mode in GREY
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL))
             ends = END_MARKS.get(picture.format or "", b"") in file.read()
         if not ends:  # cut short, most likely: decoding it tells
             picture.load()
-        return size_shown(picture) if not label else (picture.height, picture.width)
+        return Look((picture.height, picture.width) if label else size_shown(picture), grey)
 
 
 def require_one_channel(path: Path, picture: Image.Image) -> None:
@@ -247,7 +375,7 @@ def unknown_ids(path: Path, ids: Sequence[int], table: np.ndarray) -> ValueError
     )
 
 
-def _require_size(path: Path, size: Size, native: Size) -> None:
+def _require_size(path: Path | str, size: Size, native: Size) -> None:
     if size != native:
         raise ValueError(
             f"{path} is {size[1]}x{size[0]} now; it was {native[1]}x{native[0]} when the "

@@ -14,8 +14,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from lpbnn.backbones.deeplab import DeepLab
-from lpbnn.data.files import header
-from lpbnn.data.images import read_images, read_scene, scaled
+from lpbnn.data.files import header, read_images, read_scene, scaled
 from lpbnn.model import UncertainModel
 from lpbnn.predict import Prediction, predict
 from lpbnn.report import maps
