@@ -13,16 +13,13 @@ from lpbnn import backbones
 from lpbnn import methods as known_methods
 from lpbnn.model import UncertainModel
 from lpbnn.training.bench import (
-    PLAIN,
     Bench,
-    Conditions,
-    Mode,
     Row,
-    Setup,
     build_model,
     first_line,
     has_members,
 )
+from lpbnn.training.bench_options import PLAIN, Conditions, Mode, Setup
 
 METHODS = ("lpbnn", "batchensemble", "rank1", "meanfield", "ensemble")
 BACKBONES = ("wrn-28-10", "wrn-16-4", "resnet18", "deeplab")

@@ -77,7 +77,18 @@ def test_importing_lpbnn_is_light_and_silent() -> None:
     assert not done.stderr
 
 
-COMMANDS = ("train", "eval", "join", "compare", "report", "keep", "results", "predict", "demo")
+COMMANDS = (
+    "train",
+    "eval",
+    "join",
+    "compare",
+    "report",
+    "keep",
+    "results",
+    "predict",
+    "demo",
+    "bench",
+)
 HELP = [["--help"], *([name, "--help"] for name in (*COMMANDS, "ls", "experiment"))]
 HELP += [["experiment", name, "--help"] for name in experiments.names()]
 

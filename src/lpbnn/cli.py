@@ -18,6 +18,7 @@ from tyro.conf import Positional, Suppress, arg
 
 from lpbnn import experiments, methods, source
 from lpbnn.training import EvalConfig, Interrupted, RunConfig
+from lpbnn.training.bench_options import METHODS, Setup
 from lpbnn.training.options import (
     Start,
     all_options,
@@ -177,16 +178,21 @@ def join(runs: Runs, out: Out, trust: bool = False) -> None:
         _show([out])
 
 
-def compare(runs: Runs, format: Literal["table", "markdown", "latex", "csv"] = "table") -> None:
+def compare(
+    runs: Runs,
+    format: Literal["table", "markdown", "latex", "csv"] = "table",
+    legend: bool = False,
+) -> None:
     """Runs side by side; seeds of the same method and settings become mean and spread.
 
     Args:
         runs: run folders, folders that hold some (runs/demo), or files that lpbnn keep wrote.
         format: the table for the terminal, a README, a paper (booktabs) or a program.
+        legend: print below the table what each metric means.
     """
     found = _given(runs, "compare")
     if format == "table":
-        _show(found)
+        _show(found, legend)
     else:
         from lpbnn.report.formats import FORMATS
         from lpbnn.report.runs import by_data, read_runs
@@ -291,8 +297,21 @@ def data(
     _say(f"{splits.source}: {splits.description}")
 
 
+def bench(
+    setup: Annotated[Setup, arg(name="")], methods: tuple[str, ...] = METHODS, members: int = 4
+) -> None:
+    """The cost of each method on a network, relative to the plain network: time and memory.
+
+    Args:
+        methods: names of ``lpbnn ls``.
+        members: of the methods that have members.
+    """
+    from lpbnn.training.bench import bench
+
+    bench(setup, methods, members)
+
+
 EXPERIMENT = "A table or figure of the paper: lpbnn experiment NAME; --help lists them."
-BENCH = "The cost of each method on a network, relative to the plain network: time and memory."
 
 
 def main(args: list[str] | None = None) -> None:
@@ -301,10 +320,6 @@ def main(args: list[str] | None = None) -> None:
     try:
         if args[:1] == ["experiment"]:
             _run_command(_experiments(args[1:]), args[1:], "lpbnn experiment", EXPERIMENT)
-        elif args[:1] == ["bench"]:
-            from lpbnn.training.bench import bench as measured
-
-            tyro.cli(measured, prog="lpbnn bench", args=args[1:])
         else:
             _run_command(
                 _commands(args), args, "lpbnn", "Networks that know what they do not know."
@@ -335,7 +350,7 @@ def _commands(args: list[str]) -> dict[str, Callable[..., Any]]:
         "data": data,
         "demo": _experiments(args)["demo"],
         "experiment": _documented(EXPERIMENT),
-        "bench": _documented(BENCH),
+        "bench": bench,
     }
 
 
@@ -367,13 +382,13 @@ def _run_command(
     tyro.extras.subcommand_cli_from_dict(commands, prog=prog, description=description, args=args)
 
 
-def _show(runs: list[Path]) -> None:
+def _show(runs: list[Path], legend: bool = False) -> None:
     from lpbnn.report import comparison, print_table
     from lpbnn.report.runs import by_data, read_runs
 
     parts = by_data(read_runs(_finished(runs)))  # numbers compare within one data set only
     for part in parts.values():
-        print_table(comparison(part), console)
+        print_table(comparison(part), console, legend)
 
 
 def _given(runs: tuple[Path, ...], command: str) -> list[Path]:

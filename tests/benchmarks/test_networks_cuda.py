@@ -8,7 +8,7 @@ import torch
 from benchmarks import records
 from benchmarks.__main__ import main
 from benchmarks.networks import METHODS, Plan, measure
-from lpbnn.training.bench import Mode
+from lpbnn.training.bench_options import Mode
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 

@@ -9,9 +9,9 @@ from rich.console import Console
 from lpbnn.report import PaperTable, comparison, print_table
 
 
-def printed(table, width: int, **options: object) -> str:
+def printed(table, width: int, legend: bool = False, **options: object) -> str:
     console = Console(file=io.StringIO(), width=width, **options)
-    print_table(table, console)
+    print_table(table, console, legend)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -19,7 +19,8 @@ def printed(table, width: int, **options: object) -> str:
 @pytest.mark.parametrize("width", [60, 80, 120, 250])
 def test_no_line_is_too_wide_and_no_column_is_lost(make: Make, width: int) -> None:
     runs = [make(method, seed) for method in METHODS[:4] for seed in (0, 1)]
-    text = printed(comparison(runs), width)
+    text = printed(comparison(runs), width, legend=True)
+    assert "OOD is the positive class" not in printed(comparison(runs), width)
     tables = text.partition("Accuracy ↑:")[0]
     assert max(map(len, tables.splitlines())) <= width
     for title in ("Accuracy % ↑", "NLL ↓", "AUROC ↑", "FPR95 ↓", "cA % ↑", "cE ↓"):

@@ -185,10 +185,10 @@ def frame(runs: Iterable[str | Path | RunDir | Run], per_run: bool = False) -> A
     return pandas.DataFrame(rows)
 
 
-def print_table(table: Table, console: Console) -> None:
+def print_table(table: Table, console: Console, legend: bool = False) -> None:
     """Print ``table``: spreads beside their means, or below where that does not fit.
 
-    Columns that do not fit even then go into further tables.
+    Columns that do not fit even then go into further tables. ``legend`` adds what each metric means.
     """
     labels = [_label(row, console.width // 2) for row in table.rows]
     room = console.width - max([len("method"), *map(_width, labels)]) - GAP
@@ -205,7 +205,7 @@ def print_table(table: Table, console: Console) -> None:
         for row, label in enumerate(labels):
             shown.add_row(label, *(block[row + 1] for block in blocks))
         console.print(shown)
-    for line in _foot(table):
+    for line in _foot(table, legend):
         console.print(Text(line, style="dim"))
 
 
@@ -280,8 +280,9 @@ def _cell(row: Row, column: Column, table: Table, stacked: bool) -> Text:
     return text
 
 
-def _foot(table: Table) -> list[str]:
-    lines = [f"{i.title} {i.arrow}".rstrip() + f": {i.convention}." for i in table.legend]
+def _foot(table: Table, legend: bool) -> list[str]:
+    infos = table.legend if legend else []
+    lines = [f"{i.title} {i.arrow}".rstrip() + f": {i.convention}." for i in infos]
     if table.marked:
         lines.append(f"● best, ○ second best: {RULE}")
     return [*lines, *table.explanations()]

@@ -10,136 +10,31 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
 from statistics import median
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-import yaml
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from torch import Tensor
 from torch.utils.benchmark import Timer, set_torch_threads
-from tyro.conf import arg
 
 from lpbnn import backbones, methods
 from lpbnn.build import build
 from lpbnn.model import UncertainModel
 from lpbnn.predict import predict
-from lpbnn.training.config import OptimConfig, Precision, RunConfig
+from lpbnn.training.bench_options import (
+    PLAIN,
+    Setup,
+)
 from lpbnn.training.launch import launch
 from lpbnn.training.memory import peak_memory_of, state_bytes
 from lpbnn.training.step import WARM_UP, Step, fast_convolutions
 
-Mode = Literal["eager", "graph", "compiled"]
 Work = Callable[[], object]
 Row = dict[str, Any]  # the result of ``Bench.measure``, as it stands in a JSON record
-PLAIN = "mcp"
-METHODS = ("lpbnn", "batchensemble", "rank1", "mcdropout", "ensemble")
 REPEAT_SECONDS, MOST_CALLS = 0.05, 50  # a repeat calls quick work as often as fits
-
-
-@dataclass(frozen=True, kw_only=True)
-class Conditions:
-    """How a network is run and timed."""
-
-    predict: bool = True
-    """Measure prediction too."""
-    repeats: int = 10
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Precision | None = None
-    """Left out: bf16 on a GPU, 32 on a CPU."""
-    memory_budget: float = 1.0
-    """compiled: share of the activations that a training step may keep for the backward pass."""
-    threads: int = 1
-    """On a CPU; more than there are free cores make the times useless."""
-    seed: int = 0
-    options: Annotated[tuple[str, ...], arg(name="set", metavar="NAME=VALUE")] = ()
-    """Options of the methods that have them (latent=64) and of the network (backbone.dropout=0.1)."""
-
-    def __post_init__(self) -> None:
-        for name, least in {"repeats": 2, "threads": 1}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected at least {least}.")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device is 'cuda', but torch finds no CUDA device. Fix: device='cpu'.")
-
-    @property
-    def cuda(self) -> bool:
-        return self.device != "cpu" and torch.cuda.is_available()
-
-
-@dataclass(frozen=True)
-class Setup(Conditions):
-    """A network, the shape of its batches, and how they are run."""
-
-    backbone: str = "resnet18"
-    """A network of ``lpbnn ls``, or MODULE:NAME for one of your own (docs/own-data.md)."""
-    input: tuple[int, ...] = (3, 32, 32)
-    """Shape of one example: channels, height and width; or the length of a vector."""
-    classes: int = 10
-    batch: int = 128
-    test_batch: int | None = None
-    """Examples of one prediction; left out: as many as in training."""
-    mode: Mode | None = None
-    """graph: the training step replayed as a CUDA graph. compiled: by torch.compile, and replayed on a GPU.
-    Left out: what ``lpbnn train`` does, graph on a GPU and eager on a CPU."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.input or min(*self.input, self.batch) < 1:
-            given = f"input is {self.input} and batch {self.batch}"
-            raise ValueError(f"{given}; expected a shape such as 3 32 32 and at least one example.")
-        backbones.load(self.backbone)  # an unknown name is an error here
-        self.config()  # which checks the rest
-        if self.mode == "graph" and not self.cuda:
-            raise ValueError(
-                "mode 'graph' is a CUDA graph and needs a GPU. Fix: eager or compiled."
-            )
-
-    def config(self) -> RunConfig:
-        """Return the settings with which ``lpbnn train`` would run such a step."""
-        config = RunConfig(
-            method=PLAIN,  # the model is built elsewhere
-            optim=OptimConfig(lr=1e-3),  # labels are random: the loss must only stay finite
-            precision=self.precision or ("bf16" if self.cuda else "32"),
-            compile=self.mode == "compiled",
-            memory_budget=self.memory_budget,
-            graph=self.mode != "eager",
-            channels_last=self.cuda and len(self.input) == 3,
-            device="cuda" if self.cuda else "cpu",
-            progress=False,
-        )
-        return with_settings(config, self.options)
-
-    def examples(self, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return random inputs (count, *input) and labels, one per example or pixel."""
-        x = torch.randn(count, *self.input, device=device)
-        if self.config().channels_last:
-            x = x.contiguous(memory_format=torch.channels_last)
-        dense = backbones.load(self.backbone).dense
-        shape = (count, *self.input[1:]) if dense else (count,)
-        return x, torch.randint(0, self.classes, shape, device=device)
-
-
-def with_settings(config: RunConfig, settings: tuple[str, ...]) -> RunConfig:
-    """Return the config with NAME=VALUE pairs as options of whatever method has them, or of the backbone.
-
-    >>> with_settings(RunConfig(), ("members=8", "backbone.dropout=0.1")).method_options
-    {'members': 8}
-    """
-    chosen: dict[str, dict[str, Any]] = {"": {}, "backbone": {}}
-    for setting in settings:
-        name, equals, text = setting.partition("=")
-        prefix, _, key = name.rpartition(".")
-        if not equals or prefix not in chosen or not key:
-            raise ValueError(
-                f"--set {setting!r}: expected NAME=VALUE, such as latent=64 or backbone.dropout=0.1."
-            )
-        chosen[prefix][key] = yaml.safe_load(text)  # a number, true, [8, 4]; a word is itself
-    return replace(config, method_options=chosen[""], backbone_options=chosen["backbone"])
 
 
 def build_model(setup: Setup, method: str, members: int) -> UncertainModel:
@@ -344,15 +239,8 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}"
 
 
-def bench(
-    setup: Annotated[Setup, arg(name="")], methods: tuple[str, ...] = METHODS, members: int = 4
-) -> None:
-    """Measure what each method costs on a network, relative to the plain network.
-
-    Args:
-        methods: names of ``lpbnn ls``.
-        members: of the methods that have members.
-    """
+def bench(setup: Setup, methods: tuple[str, ...], members: int) -> None:
+    """Measure the methods on a network and print the table."""
     console = Console(width=80)
     table = Table(box=SIMPLE_HEAD)
     for name in ("method", "J", "parameters, M", "train, ms", "predict, ms", "train, MiB"):
