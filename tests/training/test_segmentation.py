@@ -18,7 +18,7 @@ import lpbnn.training.evaluate as evaluation
 from lpbnn import data, likelihoods
 from lpbnn.data import Dataset, Splits, files
 from lpbnn.data.augment import batch_indices, epoch_generator
-from lpbnn.data.reframe import Reframe
+from lpbnn.data.joint_transforms import JointTransform
 from lpbnn.training import AugmentConfig, EvalConfig, RunConfig, ScheduleConfig
 from lpbnn.training.build import DataInfo, build_model
 from lpbnn.training.feed import AUGMENTATION, ORDER, Feed
@@ -51,19 +51,19 @@ def camvid(tmp_path: Path) -> Path:
 # --- the feed --------------------------------------------------------------------------------------
 
 
-def test_a_step_is_the_reframed_batch_of_its_epoch(make: Make, scenes: Splits) -> None:
+def test_a_step_is_the_transformed_batch_of_its_epoch(make: Make, scenes: Splits) -> None:
     config = make(augment=WINDOW, **TINY)
     feed = Feed(scenes, config)
     augment = WINDOW.over(scenes.augment)
     assert augment.flip  # the set's own hint
-    reframe = Reframe(scenes.mean, scenes.std, augment, void=255)
+    transform = JointTransform(scenes.mean, scenes.std, augment, void=255)
     chance = epoch_generator(config.seed, 2, stream=AUGMENTATION)
     order = batch_indices(10, 4, epoch_generator(config.seed, 2, stream=ORDER))
     found = list(feed.epoch(2))
     assert [tuple(x.shape) for x, _ in found] == [(4, 3, 32, 32)] * 2 + [(2, 3, 32, 32)]
     for rows, (x, y) in zip(order, found, strict=True):
         images, labels = scenes.train[rows]
-        x_again, y_again = reframe(images, labels, reframe.draw(images, chance))
+        x_again, y_again = transform(images, labels, transform.draw(images, chance))
         assert y_again is not None
         assert torch.equal(x, x_again)
         assert torch.equal(y, y_again)

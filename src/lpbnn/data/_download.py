@@ -1,8 +1,7 @@
-"""Published files, handled with care: fetched with a checksum, extracted and read as data only.
+"""Published files: fetched and extracted by pooch, checked by md5, and read as data only.
 
-Nothing here runs code that came with a file: of archives only files and folders are taken, and
-pickles are read by an unpickler that admits dictionaries, lists, strings, numbers and plain numpy
-arrays. Arrays are rebuilt here from their bytes; numpy's own unpickling is never called.
+Pickles are read by an unpickler that admits dictionaries, lists, strings, numbers and plain numpy arrays.
+Arrays are rebuilt here from their bytes; numpy's own unpickling is never called.
 """
 
 from __future__ import annotations
@@ -10,9 +9,6 @@ from __future__ import annotations
 import hashlib
 import pickle
 import re
-import shutil
-import tarfile
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +21,7 @@ DEFAULT_ROOT = Path("data")  # where files are looked for when no root is given
 def md5(path: Path) -> str:
     """The md5 of a file, as publishers print it.
 
+    >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = (path := Path(folder, "empty")).write_bytes(b"")
     ...     md5(path)
@@ -34,84 +31,38 @@ def md5(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def fetch(urls: Sequence[str], checksum: str, target: Path) -> Path:
+def fetch(urls: Sequence[str], checksum: str, target: Path, extract: bool = False) -> Path:
     """Download `target` from the first of `urls` that answers with the file of this md5.
 
-    A file that is already there and has the right md5 is left alone.
+    A file that is already there and has the right md5 is left alone. With `extract`, members of the tar
+    archive that are missing beside it are extracted; pooch does so after it has checked the md5.
 
+    >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = (path := Path(folder, "empty")).write_bytes(b"")
-    ...     fetch([], "d41d8cd98f00b204e9800998ecf8427e", path).name
+    ...     fetch(["http://localhost/empty"], "d41d8cd98f00b204e9800998ecf8427e", path).name
     'empty'
     """
-    if target.is_file() and md5(target) == checksum:
-        return target
     import pooch
 
-    target.parent.mkdir(parents=True, exist_ok=True)
     failures = []
     for url in urls:
+        unpack = pooch.Untar(extract_dir=".") if extract else None
         try:
-            pooch.retrieve(url, f"md5:{checksum}", fname=target.name, path=target.parent)
+            pooch.retrieve(url, f"md5:{checksum}", target.name, target.parent, processor=unpack)
             return target
         except (OSError, ValueError) as error:  # no network, not found; the wrong bytes
             failures.append(f"{url}: {error}")
-    tried = "; ".join(failures) or "no address is known"
     raise OSError(
-        f"{target} could not be downloaded ({tried}). Fetch it by hand, expected md5 {checksum}, "
-        f"and put it there."
+        f"{target} could not be downloaded ({'; '.join(failures)}). Fetch it by hand, expected md5 "
+        f"{checksum}, and put it there."
     )
-
-
-def extract(archive: Path, folder: str, root: Path) -> Path:
-    """Extract `folder` of a tar archive to `root / folder`: the whole of it, or nothing.
-
-    >>> with tempfile.TemporaryDirectory() as tmp:
-    ...     root = Path(tmp)
-    ...     _ = (root / "note").write_text("hello")
-    ...     with tarfile.open(root / "a.tar.gz", "w:gz") as tar:
-    ...         tar.add(root / "note", "set/note")
-    ...     (extract(root / "a.tar.gz", "set", root) / "note").read_text()
-    'hello'
-    """
-    # A folder that appears by one rename cannot be left half full by an interruption.
-    with tempfile.TemporaryDirectory(dir=root, prefix=".extracting-") as scratch:
-        try:
-            with tarfile.open(archive) as tar:
-                _take_files(tar, Path(scratch).resolve())
-        except (tarfile.TarError, EOFError, OSError) as error:
-            raise ValueError(
-                f"{archive} could not be extracted: {error}. Delete it and download it again."
-            ) from error
-        if not Path(scratch, folder).is_dir():
-            found = ", ".join(sorted(p.name for p in Path(scratch).iterdir())) or "nothing"
-            raise ValueError(f"{archive} holds {found}; expected a folder {folder!r}.")
-        return Path(scratch, folder).rename(root / folder)
-
-
-def _take_files(tar: tarfile.TarFile, into: Path) -> None:
-    """Write what an archive holds, by name and content alone.
-
-    tarfile's own ``filter="data"`` came with Python 3.11.4; Debian 12 has 3.11.2.
-    """
-    for member in tar:
-        target = (into / member.name).resolve()
-        if not target.is_relative_to(into):
-            raise tarfile.TarError(f"{member.name!r} lies outside the destination")
-        content = tar.extractfile(member) if member.isreg() else None
-        if content is not None:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with target.open("wb") as file:
-                shutil.copyfileobj(content, file)
-        elif member.isdir():
-            target.mkdir(parents=True, exist_ok=True)
-        else:
-            raise tarfile.TarError(f"{member.name!r} is neither a file nor a folder")
 
 
 def unpickle(path: Path) -> dict[str, Any]:
     """The dictionary in a published pickle, with string keys; whatever is not data is refused.
 
+    >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = Path(folder, "batch")
     ...     _ = path.write_bytes(pickle.dumps({b"data": np.arange(3, dtype=np.uint8)}))

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from lpbnn.data import NOT_A_CLASS, Augment, Dataset, Entry, Splits, svhn
-from lpbnn.data._download import DEFAULT_ROOT, extract, fetch, md5, unpickle
+from lpbnn.data._download import DEFAULT_ROOT, fetch, md5, unpickle
 
 _LOG = logging.getLogger(__name__)
 _HOSTS = ("https://www.cs.toronto.edu/~kriz", "https://cave.cs.toronto.edu/kriz")
@@ -199,11 +199,11 @@ def _load(
 
 
 def _folder(family: _Family, root: Path, download: bool) -> Path:
-    """The published folder under `root`, fetched if it is missing and that was asked for."""
-    if download and not (root / family.folder).is_dir():
+    """The published folder under `root`; with `download`, missing files of it are fetched."""
+    files = (root / family.folder / name for name in family.train | family.test)
+    if download and not all(file.is_file() for file in files):
         urls = [f"{host}/{family.archive}" for host in _HOSTS]
-        archive = fetch(urls, family.archive_md5, root / family.archive)
-        return extract(archive, family.folder, root)
+        fetch(urls, family.archive_md5, root / family.archive, extract=True)
     return _locate(family, root)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lpbnn.data import Augment, Dataset, Splits
 from lpbnn.data.augment import Drawn, Transform, batch_indices, batches, epoch_generator
-from lpbnn.data.reframe import Chance, Reframe
+from lpbnn.data.joint_transforms import Chance, JointTransform
 from lpbnn.training.build import DataInfo
 from lpbnn.training.config import RunConfig
 
@@ -92,7 +92,7 @@ class Feed:
         self.normalise_targets = splits.normalise_targets
         self.train = splits.train.to(self.device)
 
-    def _transform(self, splits: Splits, config: RunConfig) -> Transform | Reframe:
+    def _transform(self, splits: Splits, config: RunConfig) -> Transform | JointTransform:
         """What is random about a picture; where labels move with it, or where it is resized, all of it
         is in one step.
         """
@@ -101,7 +101,7 @@ class Feed:
         if plain and splits.task != "segmentation":
             return Transform.of(splits, self.augment, padding, channels_last=last)
         void = 0 if splits.ignore_index is None else splits.ignore_index
-        return Reframe(splits.mean, splits.std, self.augment, padding, void, last)
+        return JointTransform(splits.mean, splits.std, self.augment, padding, void, last)
 
     def _check(self, splits: Splits) -> None:
         examples = len(splits.train)

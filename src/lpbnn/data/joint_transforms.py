@@ -2,8 +2,8 @@
 
 As in `augment`, chance and arithmetic are apart, and both work on whole batches on the device:
 
-    chance = reframe.draw(images, generator)       # nine uniform numbers for each picture
-    x, labels = reframe(images, labels, chance)
+    chance = transform.draw(images, generator)       # nine uniform numbers for each picture
+    x, labels = transform(images, labels, chance)
 
 The picture is resized by a factor f, as often halved as doubled, and a window is cut from it, flipped
 with probability 1/2. Pixel (i, j) of the window lies at ((i + top + 1/2) / f - 1/2, ...) of the
@@ -40,14 +40,14 @@ class Chance(NamedTuple):
     column: Tensor
 
 
-class Reframe(nn.Module):
+class JointTransform(nn.Module):
     """From uint8 pictures (B, C, H, W) and labels (B, H, W) to augmented ones of the window's size.
 
-    >>> reframe = Reframe([0.5], [0.5], Augment(scale=(0.5, 0.5)), void=255)
+    >>> transform = JointTransform([0.5], [0.5], Augment(scale=(0.5, 0.5)), void=255)
     >>> images = torch.full((1, 1, 4, 4), 255, dtype=torch.uint8)
     >>> labels = torch.ones(1, 4, 4, dtype=torch.int64)
     >>> chance = Chance(*torch.zeros(9, 1))
-    >>> reframe(images, labels, chance)[1][0].tolist()
+    >>> transform(images, labels, chance)[1][0].tolist()
     [[1, 1, 255, 255], [1, 1, 255, 255], [255, 255, 255, 255], [255, 255, 255, 255]]
     """
 

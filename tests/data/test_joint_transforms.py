@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lpbnn.data import Augment
 from lpbnn.data.augment import Padding
-from lpbnn.data.reframe import LUMA, Chance, Reframe
+from lpbnn.data.joint_transforms import LUMA, Chance, JointTransform
 
 MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
 VOID = 255
@@ -21,11 +21,11 @@ def scenes(batch: int = 6) -> tuple[Tensor, Tensor]:
 
 
 def reference(
-    reframe: Reframe, image: Tensor, labels: Tensor, chance: list[float]
+    transform: JointTransform, image: Tensor, labels: Tensor, chance: list[float]
 ) -> tuple[Tensor, Tensor]:
     """One picture at a time, as one would say it."""
     u = dict(zip(Chance._fields, chance, strict=True))
-    pad, flip, cutout, (low, high), crop, colour = reframe.augment
+    pad, flip, cutout, (low, high), crop, colour = transform.augment
     (rows, columns), (height, width) = SIZE, (c or s for c, s in zip(crop, SIZE, strict=True))
     factor = low * (high / low) ** u["scale"]
 
@@ -35,7 +35,7 @@ def reference(
         return (steps if room > 0 else -steps) - pad
 
     def inside(place: float, size: int) -> tuple[float, bool]:
-        if reframe.padding == "reflect":
+        if transform.padding == "reflect":
             while not 0 <= place <= size - 1:
                 place = -place if place < 0 else 2 * (size - 1) - place
             return place, True
@@ -94,23 +94,23 @@ def reference(
     ],
 )
 def test_every_pixel_is_the_references(augment: Augment, padding: Padding) -> None:
-    reframe = Reframe(MEAN, STD, augment, padding, VOID)
+    transform = JointTransform(MEAN, STD, augment, padding, VOID)
     images, labels = scenes()
-    chance = reframe.draw(images, torch.Generator().manual_seed(1))
-    x, y = reframe(images, labels, chance)
+    chance = transform.draw(images, torch.Generator().manual_seed(1))
+    x, y = transform(images, labels, chance)
     assert y is not None
     assert y.dtype == torch.int64
     for number in range(len(images)):
         numbers = [float(values[number]) for values in chance]
-        pixels, found = reference(reframe, images[number], labels[number], numbers)
+        pixels, found = reference(transform, images[number], labels[number], numbers)
         assert torch.equal(y[number], found)
         assert torch.allclose(x[number], pixels, atol=2e-5)
 
 
 def test_nothing_to_do_changes_nothing() -> None:
     images, labels = scenes()
-    reframe = Reframe(MEAN, STD, Augment(), void=VOID)
-    x, y = reframe(images, labels, reframe.draw(images, torch.Generator()))
+    transform = JointTransform(MEAN, STD, Augment(), void=VOID)
+    x, y = transform(images, labels, transform.draw(images, torch.Generator()))
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
     assert torch.equal(x, (images.float() / 255 - mean) / std)
     assert torch.equal(y, labels)
@@ -119,14 +119,14 @@ def test_nothing_to_do_changes_nothing() -> None:
 def test_labels_are_never_mixed_and_void_stays_void() -> None:
     images, labels = scenes(32)
     labels[:, :4] = VOID
-    reframe = Reframe(MEAN, STD, Augment(2, True, 3, (0.4, 2.5), (8, 9), 0.3), void=VOID)
-    _, y = reframe(images, labels * 30 % 256, reframe.draw(images, torch.Generator()))
+    transform = JointTransform(MEAN, STD, Augment(2, True, 3, (0.4, 2.5), (8, 9), 0.3), void=VOID)
+    _, y = transform(images, labels * 30 % 256, transform.draw(images, torch.Generator()))
     assert set(y.unique().tolist()) <= {*(torch.arange(7) * 30).tolist(), VOID, VOID * 30 % 256}
 
 
 def test_the_draws_cover_their_ranges() -> None:
-    reframe = Reframe(MEAN, STD, Augment(scale=(0.5, 2.0)), void=VOID)
-    chance = reframe.draw(scenes()[0], torch.Generator().manual_seed(0), batch=20_000)
+    transform = JointTransform(MEAN, STD, Augment(scale=(0.5, 2.0)), void=VOID)
+    chance = transform.draw(scenes()[0], torch.Generator().manual_seed(0), batch=20_000)
     assert all(values.shape == (20_000,) for values in chance)
     factor = 0.5 * 4**chance.scale
     assert (factor < 1).float().mean() == pytest.approx(0.5, abs=0.02)  # as often halved as doubled
@@ -137,8 +137,8 @@ def test_the_draws_cover_their_ranges() -> None:
 def test_a_window_is_found_anywhere_in_the_picture_and_nowhere_else() -> None:
     images = torch.zeros(4000, 1, *SIZE, dtype=torch.uint8)
     labels = torch.arange(SIZE[0] * SIZE[1]).view(SIZE).expand(4000, *SIZE)
-    reframe = Reframe([0.5], [0.5], Augment(crop=(4, 5)), void=VOID)
-    _, y = reframe(images, labels, reframe.draw(images, torch.Generator().manual_seed(0)))
+    transform = JointTransform([0.5], [0.5], Augment(crop=(4, 5)), void=VOID)
+    _, y = transform(images, labels, transform.draw(images, torch.Generator().manual_seed(0)))
     assert y is not None
     corners = y[:, 0, 0].bincount(minlength=SIZE[0] * SIZE[1]).view(SIZE)
     assert (corners[:6, :8] > 0).all()
@@ -153,16 +153,16 @@ def test_crops_do_not_depend_on_colour_and_cutout() -> None:
     )
     found = []
     for augment in (plain, rich):
-        reframe = Reframe(MEAN, STD, augment, void=VOID)
-        chance = reframe.draw(images, torch.Generator().manual_seed(2))
-        found.append(reframe(images, labels, chance)[1])
+        transform = JointTransform(MEAN, STD, augment, void=VOID)
+        chance = transform.draw(images, torch.Generator().manual_seed(2))
+        found.append(transform(images, labels, chance)[1])
     assert torch.equal(*found)
 
 
 def test_layout_is_as_asked_and_grey_pictures_are_taken() -> None:
     images = torch.randint(0, 256, (2, 1, *SIZE), dtype=torch.uint8)
-    reframe = Reframe([0.5], [0.5], Augment(colour=0.5, flip=True), channels_last=True)
-    x, y = reframe(images, None, reframe.draw(images, torch.Generator()))
+    transform = JointTransform([0.5], [0.5], Augment(colour=0.5, flip=True), channels_last=True)
+    x, y = transform(images, None, transform.draw(images, torch.Generator()))
     assert y is None
     assert x.is_contiguous(memory_format=torch.channels_last)
     assert x.shape == images.shape
@@ -170,27 +170,29 @@ def test_layout_is_as_asked_and_grey_pictures_are_taken() -> None:
 
 def test_mistakes_are_named() -> None:
     with pytest.raises(ValueError, match=r"scale=\(2.0, 1.0\); expected two factors"):
-        Reframe(MEAN, STD, Augment(scale=(2.0, 1.0)))
+        JointTransform(MEAN, STD, Augment(scale=(2.0, 1.0)))
     with pytest.raises(ValueError, match="colour=1.5; expected 0 <= colour < 1"):
-        Reframe(MEAN, STD, Augment(colour=1.5))
+        JointTransform(MEAN, STD, Augment(colour=1.5))
     with pytest.raises(ValueError, match="generator is on cpu, the images are on meta"):
-        Reframe(MEAN, STD, Augment()).draw(scenes()[0].to("meta"), torch.Generator())
+        JointTransform(MEAN, STD, Augment()).draw(scenes()[0].to("meta"), torch.Generator())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 def test_on_the_device_nothing_waits_for_the_host() -> None:
     images, labels = (part.cuda() for part in scenes())
-    reframe = Reframe(MEAN, STD, Augment(1, True, 3, (0.5, 2.0), (7, 11), 0.3), void=VOID).cuda()
+    transform = JointTransform(
+        MEAN, STD, Augment(1, True, 3, (0.5, 2.0), (7, 11), 0.3), void=VOID
+    ).cuda()
     generator = torch.Generator("cuda").manual_seed(0)
-    reframe(images, labels, reframe.draw(images, generator))
+    transform(images, labels, transform.draw(images, generator))
     torch.cuda.set_sync_debug_mode("error")
     try:
-        chance = reframe.draw(images, generator)
-        x, y = reframe(images, labels, chance)
+        chance = transform.draw(images, generator)
+        x, y = transform(images, labels, chance)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    x_cpu, y_cpu = reframe.cpu()(images.cpu(), labels.cpu(), Chance(*(u.cpu() for u in chance)))
+    x_cpu, y_cpu = transform.cpu()(images.cpu(), labels.cpu(), Chance(*(u.cpu() for u in chance)))
     assert y is not None
     assert torch.allclose(x.cpu(), x_cpu, atol=1e-4)
     assert torch.equal(y.cpu(), y_cpu)
