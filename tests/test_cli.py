@@ -550,3 +550,14 @@ def test_a_run_is_measured_where_its_data_has_gone(
     assert "its fingerprint was" in failing(
         capsys, "eval", run, "--data-root", tmp_path / "animals"
     )
+
+
+def test_every_option_of_a_backbone_or_data_set_has_a_description() -> None:
+    nets = source.entries("lpbnn.backbones", "NETS")
+    sets = source.entries("lpbnn.data", "SETS")
+    found = {name: source.call_options(entry.build, 2) for name, entry in nets.items()}
+    found |= {name: source.call_options(entry.load, 1) for name, entry in sets.items()}
+    silent = [
+        f"{name}: {o.name}" for name, all_ in found.items() for o in all_ if not o.description
+    ]
+    assert not [line for line in silent if not line.endswith(": rows")]  # for tests alone

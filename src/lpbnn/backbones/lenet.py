@@ -19,7 +19,10 @@ _GRID = 5  # and the grid it leaves after two poolings
 
 
 class LeNet(Backbone):
-    """LeNet-5 for pictures of any size; ``dropout`` acts after each hidden linear layer.
+    """LeNet-5 for pictures of any size.
+
+    Args:
+        dropout: rate after each hidden linear layer.
 
     >>> import torch
     >>> net = LeNet(10, in_channels=1)

@@ -13,9 +13,12 @@ from lpbnn.backbones._parts import dropout as dropout_slot
 class MLP(Backbone):
     """Linear layers with ReLU between them; everything after the batch axis is flattened.
 
-    ``num_outputs`` is the number of classes, or of regression outputs (2: a mean and a variance).
-    ``in_channels`` is the length of the input vectors; for pictures give ``image_size`` as well,
-    and the input is in_channels * image_size * image_size numbers.
+    Args:
+        num_outputs: the number of classes, or of regression outputs (2: a mean and a variance).
+        in_channels: the length of the input vectors, or the channels of the pictures.
+        hidden: widths of the hidden layers.
+        dropout: rate after each hidden layer.
+        image_size: side of square pictures; None: vectors. lpbnn train fills it in.
 
     >>> import torch
     >>> MLP(2, in_channels=10)(torch.zeros(4, 10)).shape

@@ -209,6 +209,13 @@ def _named(depth: int) -> Callable[..., ResNet]:
         dropout: float = 0.0,
         stride_in: StrideIn = "3x3",
     ) -> ResNet:
+        """Build the network.
+
+        Args:
+            stem: "cifar" for pictures of 32x32, "imagenet" for large ones.
+            dropout: rate inside every block.
+            stride_in: the convolution of a bottleneck that has the stride: "3x3" as in torchvision.
+        """
         return ResNet(
             num_outputs, in_channels, stem, dropout, stride_in, block=block, blocks=blocks
         )

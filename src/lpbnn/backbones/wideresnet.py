@@ -106,6 +106,11 @@ def _named(depth: int, width: int) -> Callable[..., WideResNet]:
     """A builder without depth and width among its options: they are part of the name."""
 
     def build(num_outputs: int, in_channels: int, dropout: float = 0.0) -> WideResNet:
+        """Build the network.
+
+        Args:
+            dropout: rate inside every block.
+        """
         return WideResNet(num_outputs, in_channels, dropout, depth=depth, width=width)
 
     return build

@@ -34,6 +34,10 @@ def load(
 ) -> Splits:
     """17 classes and the anomaly; decoded the set takes 27 GiB, kept if `memory` allows for them.
 
+    Args:
+        size: height and width to which the pictures are resized; None keeps theirs.
+        memory: GiB that may be kept decoded; a larger set is read from its files in every epoch.
+
     >>> load(Path("/nowhere"))
     Traceback (most recent call last):
     ...

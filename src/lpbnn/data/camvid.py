@@ -29,7 +29,11 @@ AUGMENT = Augment(flip=True, scale=(0.75, 2.0), colour=0.25)
 def load_camvid(
     root: Path | None = None, size: Sequence[int] | None = None, memory: float = MEMORY
 ) -> Splits:
-    """All eleven classes; `size` (height, width) resizes, `memory` GiB may be kept decoded.
+    """All eleven classes.
+
+    Args:
+        size: height and width to which the pictures are resized; None keeps theirs.
+        memory: GiB that may be kept decoded; a larger set is read from its files in every epoch.
 
     >>> load_camvid(Path("/nowhere"))
     Traceback (most recent call last):
@@ -46,7 +50,13 @@ def load_anomaly(
     size: Sequence[int] | None = None,
     memory: float = MEMORY,
 ) -> Splits:
-    """Ten classes and the bicyclist as the anomaly; `exclude` trains on images without one alone."""
+    """Ten classes and the bicyclist as the anomaly.
+
+    Args:
+        exclude: train on images without a bicyclist alone.
+        size: height and width to which the pictures are resized; None keeps theirs.
+        memory: GiB that may be kept decoded; a larger set is read from its files in every epoch.
+    """
     folder, found = _read(ANOMALY, root)
     train, val, test = (found[name] for name in PARTS)
     if exclude:

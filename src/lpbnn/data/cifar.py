@@ -115,10 +115,14 @@ def load_cifar10(
     measure: Measure = "test",
     rows: Rows = PUBLISHED,
 ) -> Splits:
-    """CIFAR-10; `val` images, drawn once for all by a fixed seed, leave train for validation.
+    """CIFAR-10 with its 10 classes.
 
-    ``measure="val"`` puts them in the place of the test set, which is then left alone: for choosing
-    settings by them.
+    Args:
+        val: so many images, drawn once for all by a fixed seed, leave train for validation.
+        download: fetch files that are missing.
+        checksum: "any" takes files that are not the published ones.
+        measure: "val" puts the validation images in the place of the test set, which is then left
+            alone: for choosing settings by them.
 
     >>> load_cifar10(Path("/nowhere"))
     Traceback (most recent call last):
@@ -136,7 +140,14 @@ def load_cifar100(
     measure: Measure = "test",
     rows: Rows = PUBLISHED,
 ) -> Splits:
-    """CIFAR-100 with its 100 fine classes; the options are those of CIFAR-10.
+    """CIFAR-100 with its 100 fine classes.
+
+    Args:
+        val: so many images, drawn once for all by a fixed seed, leave train for validation.
+        download: fetch files that are missing.
+        checksum: "any" takes files that are not the published ones.
+        measure: "val" puts the validation images in the place of the test set, which is then left
+            alone: for choosing settings by them.
 
     >>> load_cifar100(Path("/nowhere"), val=50_000)
     Traceback (most recent call last):

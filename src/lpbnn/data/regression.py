@@ -75,7 +75,10 @@ def _noisy_cube(x: Tensor, random: np.random.RandomState) -> Dataset:
 
 
 def load_cubic(root: Path | None = None, points: int = 20) -> Splits:
-    """The cubic curve: `points` training points, as many for validation, 200 test, 200 outside.
+    """The cubic curve, with 200 points for the test and 200 outside.
+
+    Args:
+        points: for training, and as many for validation.
 
     >>> splits = load_cubic()
     >>> outside = splits.ood["outside"].inputs.abs()

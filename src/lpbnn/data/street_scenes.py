@@ -46,6 +46,11 @@ def load(
 ) -> Splits:
     """So many scenes of each part, of a height and width.
 
+    Args:
+        train, val, test: scenes of this part.
+        size: height and width.
+        seed: of the scenes, whatever the run's.
+
     >>> splits = load(train=2, val=1, test=1, size=(32, 64))
     >>> splits.shape, splits.num_classes, splits.ood_index, splits.ignore_index
     ((3, 32, 64), 9, 9, 255)
