@@ -53,12 +53,10 @@ class Start:
             name = getattr(first, kind)
             if name not in (None, getattr(config, kind)) and first.resume is None:
                 config = replace(config, **{kind: name, f"{kind}_options": {}})
-        options = {
-            kind: from_data(
-                option_type(kind, getattr(config, kind)), getattr(config, f"{kind}_options"), kind
-            )
-            for kind in KINDS
-        }
+        options: Options = {}
+        for kind in KINDS:
+            given = {k: v for k, v in getattr(config, f"{kind}_options").items() if k != "num_data"}
+            options[kind] = from_data(option_type(kind, getattr(config, kind)), given, kind)
         return cls(config, options)
 
 
@@ -184,15 +182,14 @@ def _measured_run(
 def resumable(folder: Path, trust: bool = False) -> RunConfig:
     """Return a run's config for the command line to change.
 
-    Without ``optim.parts``, each of which would become an option of the command, and ``num_data``.
+    Without ``optim.parts``, each of which would become an option of the command.
     """
     from lpbnn.training.rundir import RunDir  # imports torch: not for --help
 
     run = RunDir(folder)
     run.require_trust(trust)
     config = run.config_as_measured()
-    options = {k: v for k, v in config.method_options.items() if k != "num_data"}
-    return replace(config, optim=replace(config.optim, parts={}), method_options=options)
+    return replace(config, optim=replace(config.optim, parts={}))
 
 
 def resumed(start: RunConfig, typed: RunConfig, folder: Path, others: Sequence[str]) -> RunConfig:
