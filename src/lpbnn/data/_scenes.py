@@ -248,7 +248,9 @@ def _require_own(images: Sequence[Path], labels: Sequence[Path]) -> None:
         owners[label] = image
 
 
-def locate(name: str, root: Path | None, folders: Sequence[str], needed: Sequence[str]) -> Path:
+def locate(
+    name: str, root: Path | None, folders: Sequence[str], needed: Sequence[str], publisher: str
+) -> Path:
     """The first of `folders` under `root` that has everything in `needed`."""
     root = DEFAULT_ROOT if root is None else root
     for folder in folders:
@@ -263,7 +265,7 @@ def locate(name: str, root: Path | None, folders: Sequence[str], needed: Sequenc
         why = f"{near} does not exist"
     raise FileNotFoundError(
         f"{name}: {first} lacks {lacks} ({why}). Fix: give as root (--data-root) the folder in which "
-        f"{folders[0]}/{needed[0]} is."
+        f"{folders[0]}/{needed[0]} is; the data is published at {publisher}."
     )
 
 

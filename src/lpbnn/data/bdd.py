@@ -23,6 +23,7 @@ TRAIN_IDS = (
 )
 ANOMALIES = ("train", "motorcycle")
 CLASSES = tuple(name for name in TRAIN_IDS if name not in ANOMALIES)
+PUBLISHER = "bdd-data.berkeley.edu, after registration"
 LAYOUTS = (
     ("seg/images", "seg/labels", "_train_id.png"),
     ("images/10k", "labels/sem_seg/masks", ".png"),
@@ -60,7 +61,7 @@ def locate_folder(root: Path | None) -> tuple[Path, tuple[str, str, str]]:
     for layout in LAYOUTS:
         needed = [f"{kind}/{part}" for kind in layout[:2] for part in ("train", "val")]
         try:
-            return locate(STREET.name, root, ("bdd100k", "."), needed), layout
+            return locate(STREET.name, root, ("bdd100k", "."), needed, PUBLISHER), layout
         except FileNotFoundError as error:
             problems.append(error)
     raise problems[0]

