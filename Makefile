@@ -15,8 +15,8 @@ test: $(READY) lint
 test-all: $(READY) lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-# For example: make bench ARGS="deeplab --modes eager"; `python -m benchmarks --help` lists the rest.
-ARGS ?= networks --backbones wrn-16-4 --members 4 --modes eager
+# For example: make bench ARGS="deeplab --mode eager"; `python -m benchmarks --help` lists the rest.
+ARGS ?= networks --backbone wrn-16-4 --members 4 --mode eager
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
 

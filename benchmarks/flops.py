@@ -4,34 +4,39 @@ The models are on the meta device: nothing is computed, whatever the size of the
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from lpbnn.model import UncertainModel
 from lpbnn.predict import predict
 from lpbnn.training.bench import PLAIN, Setup, build_model
+
+META = torch.device("meta")
 
 
 def train_operations(setup: Setup, method: str, members: int = 1) -> int:
     """Count the operations of the loss and its gradients on one batch."""
-    model, (x, y) = build_model(setup, method, members).to("meta"), _examples(setup, setup.batch)
+    model = _model(setup, method, members)
     with FlopCounterMode(display=False) as counter:
-        model.loss(x, y)["loss"].backward()
+        model.loss(*setup.examples(setup.batch, META))["loss"].backward()
     return counter.get_total_flops()
 
 
 def predict_operations(setup: Setup, method: str, members: int = 1, samples: int = 1) -> int:
     """Count the operations of one prediction."""
-    model = build_model(setup, method, members).to("meta")
-    x, _ = _examples(setup, setup.test_batch or setup.batch)
+    model = _model(setup, method, members)
+    x, _ = setup.examples(setup.test_batch or setup.batch, META)
     with FlopCounterMode(display=False) as counter:
         predict(model, x, samples=samples, keep_members=False)
     return counter.get_total_flops()
 
 
 def parameters(setup: Setup, method: str, members: int = 1) -> int:
-    return sum(p.numel() for p in build_model(setup, method, members).parameters())
+    """Count the parameters of a model."""
+    return sum(p.numel() for p in _model(setup, method, members).parameters())
 
 
 def count(setup: Setup, method: str, members: Sequence[int]) -> list[dict[str, Any]]:
@@ -48,5 +53,6 @@ def count(setup: Setup, method: str, members: Sequence[int]) -> list[dict[str, A
     ]
 
 
-def _examples(setup: Setup, count: int) -> Any:
-    return setup.examples(count, torch.device("meta"))
+@lru_cache(maxsize=1)  # the three counts of a row are of one model
+def _model(setup: Setup, method: str, members: int) -> UncertainModel:
+    return build_model(setup, method, members).to(META)

@@ -7,8 +7,8 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from benchmarks.records import Record
-from benchmarks.tables import NAMES, ordered
+from benchmarks.networks import Record
+from benchmarks.tables import grouped, name_of
 from lpbnn.training.bench import PLAIN, Row, ratio
 
 COSTS = {
@@ -21,16 +21,18 @@ TICKS = (0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 def plot(records: Sequence[Record], path: Path) -> Path:
     """Draw the records into a file whose ending (.svg, .png, .pdf) is its format."""
-    rows = [row for record in records for row in record["rows"] if row["case"]["method"] != PLAIN]
-    groups: dict[str, list[Row]] = {}
-    for row in ordered(rows):
-        groups.setdefault(f"{row['case']['backbone']}, {row['case']['mode']}", []).append(row)
+    groups = {
+        name: methods
+        for name, rows in grouped(records).items()
+        if (methods := [row for row in rows if row["case"]["method"] != PLAIN])
+    }
     if not groups:
         raise ValueError("nothing to draw: no method was measured beside the plain network.")
     with rc_context({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "lpbnn"}):
         figure = Figure(figsize=(10.5, 0.9 + 2.7 * len(groups)), layout="constrained")
         axes = figure.subplots(len(groups), len(COSTS), squeeze=False)
-        colours = {name: f"C{i}" for i, name in enumerate(NAMES)}
+        names = dict.fromkeys(row["case"]["method"] for rows in groups.values() for row in rows)
+        colours = {name: f"C{i}" for i, name in enumerate(names)}
         for (name, part), line in zip(groups.items(), axes, strict=True):
             for (cost, title), axis in zip(COSTS.items(), line, strict=True):
                 _panel(axis, part, cost, colours)
@@ -57,9 +59,8 @@ def _panel(axis: Any, rows: Sequence[Row], cost: str, colours: dict[str, str]) -
         own = [row for row in rows if row["case"]["method"] == method]
         points = [(row["case"]["members"], value) for row in own if (value := ratio(row, cost))]
         if points:
-            width, colour = 2.4 if method == "lpbnn" else 1.4, colours.get(method, "black")
-            label = NAMES.get(method, method)
-            axis.plot(*zip(*points, strict=True), "o-", color=colour, linewidth=width, label=label)
+            style = {"color": colours[method], "linewidth": 2.4 if method == "lpbnn" else 1.4}
+            axis.plot(*zip(*points, strict=True), "o-", label=name_of(method), **style)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log", base=2)
     axis.set_xticks(members, [str(j) for j in members])

@@ -1,32 +1,19 @@
-"""Records as tables for the terminal: absolute numbers, with the ratio to plain in brackets."""
+"""Records as tables for the terminal."""
 
 from collections.abc import Sequence
-from statistics import median
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from benchmarks.records import Record
-from lpbnn.training.bench import Row, Setup, cell, ratio
+from benchmarks.networks import Record
+from lpbnn.report.runs import title
+from lpbnn.training import bench
+from lpbnn.training.bench import PLAIN, Row, Setup, ratio
 
-NAMES = {
-    "mcp": "plain",
-    "batchensemble": "BatchEnsemble",
-    "lpbnn": "LP-BNN",
-    "rank1": "Rank-1 BNN",
-    "meanfield": "mean-field BNN",
-    "ensemble": "Deep Ensembles",
-    "tradi": "TRADI",
-    "torch-uncertainty-batchensemble": "BatchEnsemble (torch_uncertainty)",
-    "torch-uncertainty-lpbnn": "LP-BNN (torch_uncertainty)",
-}
-COLUMNS = {
-    "parameters": ("parameters, M", 1e6),
-    "train": ("train step, ms", 1e-3),
-    "predict": ("predict, ms", 1e-3),
-    "train_bytes": ("train, MiB", 2**20),
+COLUMNS = bench.COLUMNS | {
     "predict_bytes": ("predict, MiB", 2**20),
+    "first_step": ("first step, s", 1.0),
 }
 TABLE_3 = {  # of the paper: train time, train memory, test time, test memory
     "mcp": (1.0, 1.0, 1.0, 1.0),
@@ -35,73 +22,54 @@ TABLE_3 = {  # of the paper: train time, train memory, test time, test memory
     "tradi": (1.18, 1.02, 4.0, 4.0),
     "lpbnn": (1.33, 1.11, 2.71, 2.18),
 }
+COSTS = {
+    "train": "train time",
+    "train_bytes": "train memory",
+    "predict": "test time",
+    "predict_bytes": "test memory",
+}
+
+
+def name_of(method: str) -> str:
+    """Return what a method is called in a table.
+
+    >>> name_of("mcp"), name_of("lpbnn")
+    ('plain', 'LP-BNN')
+    """
+    return "plain" if method == PLAIN else title(method)
+
+
+def grouped(records: Sequence[Record]) -> dict[str, list[Row]]:
+    """Return the rows of every network and mode, sorted by method and J."""
+    rows = [row for record in records for row in record["rows"]]
+    order = list(dict.fromkeys(row["case"]["method"] for row in rows))
+    rows.sort(key=lambda row: (order.index(row["case"]["method"]), row["case"]["members"]))
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault("{backbone}, {mode}".format(**row["case"]), []).append(row)
+    return groups
 
 
 def networks(records: Sequence[Record]) -> list[Table]:
-    """Return a table for every backbone and mode."""
+    """Return a table for every network and mode."""
     return [
-        _table(
-            f"{backbone}, {mode}",
-            ("method", "J", *(name for name, _ in COLUMNS.values()), "first step, s"),
-            [_network(row) for row in rows],
-        )
-        for (backbone, mode), rows in _groups(records)
+        bench.table(rows, COLUMNS, title=name, title_justify="left")
+        for name, rows in grouped(records).items()
     ]
 
 
-def table_3(record: Record) -> list[Table]:
-    """Return our ratios beside those of the paper's Table 3, a table for every mode."""
-    costs = ("train", "train_bytes", "predict", "predict_bytes")
-    names = ("train time", "train memory", "test time", "test memory")
-    head = ("method", *(text for name in names for text in (name, "paper")))
-    found = []
-    for (_, mode), rows in _groups([record]):
-        cells = []
-        for row in rows:
-            paper = TABLE_3.get(row["case"]["method"], (None,) * len(costs))
-            pairs = [(ratio(row, cost), theirs) for cost, theirs in zip(costs, paper, strict=True)]
-            numbers = ["" if x is None else f"{x:.2f}" for pair in pairs for x in pair]
-            cells.append([_name(row), *numbers])
-        found.append(_table(f"Table 3, relative to plain, {mode}", head, cells))
-    return found
-
-
-def draws(record: Record) -> Table:
-    """Return rows per second relative to plain, and memory."""
-    made = record["settings"]
-    title = (
-        f"{made['backbone']}: predict(samples={made['samples']}) of {made['members']} members, "
-        f"{made['images']} pictures"
-    )
-    head = ("rows at once", "networks", "seconds", "rows/s", "of plain", "peak, MiB")
-    cells = [
-        [
-            row["name"],
-            str(row["networks"]),
-            f"{median(row['timing']['times']):.3g}",
-            f"{row['rows_per_second']:,.0f}",
-            f"{100 * row['relative']:.0f} %",
-            f"{row['peak_bytes'] / 2**20:,.0f}",
-        ]
-        for row in record["rows"]
-    ]
-    return _table(title, head, cells)
-
-
-def layers(record: Record) -> Table:
-    """Return the time of one layer, and the spread of its repeats."""
-    made = record["settings"]
-    title = "conv {channels}->{channels} 3x3, {size}x{size}, batch {batch}, J = {members}"
-    cells = [
-        [
-            row["name"],
-            f"{1e3 * row['seconds']:.1f}",
-            f"{row['ratio']:.2f}",
-            f"{100 * row['spread']:.0f} %",
-        ]
-        for row in record["rows"]
-    ]
-    return _table(title.format(**made), ("layer", "ms", "x plain", "spread"), cells)
+def table_3(record: Record) -> Table:
+    """Return our ratios to plain beside those of the paper's Table 3."""
+    (rows,) = grouped([record]).values()
+    head = ("method", *(text for name in COSTS.values() for text in (name, "paper")))
+    cells = []
+    for row in rows:
+        method = row["case"]["method"]
+        paper = TABLE_3.get(method, (None,) * len(COSTS))
+        pairs = [(ratio(row, cost), theirs) for cost, theirs in zip(COSTS, paper, strict=True)]
+        numbers = ["" if x is None else f"{x:.2f}" for pair in pairs for x in pair]
+        cells.append([name_of(method), *numbers])
+    return _table(f"Table 3, relative to plain, {rows[0]['case']['mode']}", head, cells)
 
 
 def flops(setup: Setup, rows: Sequence[dict[str, Any]]) -> Table:
@@ -109,7 +77,7 @@ def flops(setup: Setup, rows: Sequence[dict[str, Any]]) -> Table:
     plain = rows[0]
     cells = [
         [
-            NAMES.get(row["method"], row["method"]),
+            name_of(row["method"]),
             str(row["members"]),
             f"{row['train'] / 1e12:.4g} ({row['train'] / plain['train']:.4f})",
             f"{row['predict'] / 1e12:.4g} ({row['predict'] / plain['predict']:.3f})",
@@ -117,57 +85,21 @@ def flops(setup: Setup, rows: Sequence[dict[str, Any]]) -> Table:
         ]
         for row in rows
     ]
-    title = f"{setup.backbone}, input {setup.input}, batch {setup.batch} / {setup.test_batch or setup.batch}"
+    name = f"{setup.backbone}, input {setup.input}, batch {setup.batch} / {setup.test_batch or setup.batch}"
     head = ("method", "J", "train, T operations", "predict, T operations", "added parameters, M")
-    return _table(title, head, cells)
+    return _table(name, head, cells)
 
 
 def notes(record: Record) -> list[str]:
-    """Return where a record was made, and what has no row and why."""
+    """Return where a record was made, and which cases have no row and why."""
     made, settings = record["environment"], record["settings"]
     budget = settings.get("memory_budget", 1.0)
     kept = f", compiled with a memory budget of {budget}" if budget != 1 else ""
+    where = f"{made['device']}, torch {made['versions']['torch']}{kept}"
     lines = [
-        f"{made['device']}, torch {made['versions']['torch']}{kept}; medians of {settings['repeats']} "
-        "repeats, each in turn with the plain network"
+        f"{where}; medians of {settings['repeats']} repeats, each in turn with the plain network"
     ]
-    lines += [f"not measured: {name}: {why}" for name, why in record["failed"].items()]
-    if record["skipped"]:
-        lines.append(f"no time was left for {', '.join(record['skipped'])}")
-    return lines
-
-
-def line(row: Row) -> str:
-    """Return one case in one line, while others are still to come."""
-    name = "/".join(str(row["case"][key]) for key in ("backbone", "mode", "method", "members"))
-    cells = {label: cell(row, what, unit) for what, (label, unit) in COLUMNS.items()}
-    return f"{name}: " + "; ".join(f"{label} {text}" for label, text in cells.items() if text)
-
-
-def ordered(rows: Sequence[Row]) -> list[Row]:
-    """Sort rows by method, in the order of ``NAMES``, then by J."""
-    place = {name: index for index, name in enumerate(NAMES)}
-    cases = [(place.get(row["case"]["method"], len(place)), row["case"]["members"]) for row in rows]
-    return [rows[i] for i in sorted(range(len(rows)), key=cases.__getitem__)]
-
-
-def _groups(records: Sequence[Record]) -> list[tuple[tuple[str, str], list[Row]]]:
-    rows = [row for record in records for row in record["rows"]]
-    found: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        found.setdefault((row["case"]["backbone"], row["case"]["mode"]), []).append(row)
-    return [(key, ordered(part)) for key, part in found.items()]
-
-
-def _network(row: Row) -> list[str]:
-    first, members = row["size"].get("first_step"), row["case"]["members"]
-    cells = [cell(row, what, unit) for what, (_, unit) in COLUMNS.items()]
-    return [_name(row), str(members), *cells, "" if first is None else f"{first:.1f}"]
-
-
-def _name(row: Row) -> str:
-    method: str = row["case"]["method"]
-    return NAMES.get(method, method)
+    return lines + [f"not measured: {name}: {why}" for name, why in record["failed"].items()]
 
 
 def _table(title: str, head: Sequence[str], cells: Sequence[Sequence[str]]) -> Table:

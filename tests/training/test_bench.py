@@ -9,7 +9,7 @@ import torch
 
 from lpbnn.cli import main
 from lpbnn.model import UncertainModel
-from lpbnn.training import step
+from lpbnn.training import bench, step
 from lpbnn.training.bench import Bench, Row, Setup, build_model, interleaved, ratio
 from lpbnn.training.memory import PeakMemory
 
@@ -22,8 +22,8 @@ def setup(**changes: Any) -> Setup:
 
 
 def measure(*cases: tuple[str, int], **changes: Any) -> list[Row]:
-    with Bench(setup(**changes)) as bench:
-        return [bench.measure(*case) for case in cases]
+    with Bench(setup(**changes)) as measured:
+        return [measured.measure(*case) for case in cases]
 
 
 def test_every_repeat_times_everything_in_turn() -> None:
@@ -79,6 +79,7 @@ def test_a_compiled_step_needs_no_eager_pass_before(monkeypatch: pytest.MonkeyPa
     [
         ({"repeats": 1}, "repeats is 1; expected at least 2"),
         ({"threads": 0}, "threads is 0; expected at least 1"),
+        ({"samples": 0}, "samples is 0; expected at least 1"),
         ({"backbone": "nope"}, "unknown backbone 'nope'"),
         ({"input": ()}, "expected a shape"),
         ({"batch": 0}, "at least one example"),
@@ -129,10 +130,10 @@ def test_a_method_that_fails_is_told_and_the_others_go_on(
             raise RuntimeError("out of memory\nand pages more")
         return build_model(setup, method, members)
 
-    monkeypatch.setattr(Bench.__init__, "__defaults__", (build,))
+    monkeypatch.setattr(bench, "build_model", build)
     main(["bench", "--backbone", "small-cnn", "--methods", "lpbnn", "batchensemble", *SMALL])
     out = capsys.readouterr().out
-    assert "not measured: lpbnn: RuntimeError: out of memory\n" in out
+    assert "not measured: lpbnn/4: RuntimeError: out of memory\n" in out
     assert "batchensemble" in out
 
 

@@ -8,8 +8,9 @@ import copy
 import gc
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -24,10 +25,7 @@ from lpbnn import backbones, methods
 from lpbnn.build import build
 from lpbnn.model import UncertainModel
 from lpbnn.predict import predict
-from lpbnn.training.bench_options import (
-    PLAIN,
-    Setup,
-)
+from lpbnn.training.bench_options import PLAIN, Setup
 from lpbnn.training.launch import launch
 from lpbnn.training.memory import peak_memory_of, state_bytes
 from lpbnn.training.step import WARM_UP, Step, fast_convolutions
@@ -35,6 +33,12 @@ from lpbnn.training.step import WARM_UP, Step, fast_convolutions
 Work = Callable[[], object]
 Row = dict[str, Any]  # the result of ``Bench.measure``, as it stands in a JSON record
 REPEAT_SECONDS, MOST_CALLS = 0.05, 50  # a repeat calls quick work as often as fits
+COLUMNS = {  # of a table: title, and the unit of the number
+    "parameters": ("parameters, M", 1e6),
+    "train": ("train, ms", 1e-3),
+    "predict": ("predict, ms", 1e-3),
+    "train_bytes": ("train, MiB", 2**20),
+}
 
 
 def build_model(setup: Setup, method: str, members: int) -> UncertainModel:
@@ -105,7 +109,8 @@ class Trial:
 
     def predict(self) -> None:
         with self.fabric.autocast():
-            predict(self.predictor, self.test_x, keep_members=False)
+            samples, chunk = self.setup.samples, self.setup.chunk
+            predict(self.predictor, self.test_x, samples=samples, chunk=chunk, keep_members=False)
 
     def warm_up(self, meter: Any = None) -> None:
         """Train until the step is compiled or recorded.
@@ -140,17 +145,11 @@ class Trial:
 
 
 class Bench(ExitStack):
-    """Measure methods beside the plain network of one setup, which is kept for all of them.
+    """Measure methods beside the plain network of one setup, which is kept for all of them."""
 
-    Args:
-        build: makes a model from the setup, the name of a method and the number of members.
-    """
-
-    def __init__(
-        self, setup: Setup, build: Callable[[Setup, str, int], UncertainModel] = build_model
-    ) -> None:
+    def __init__(self, setup: Setup) -> None:
         super().__init__()
-        self.setup, self.build = setup, build
+        self.setup = setup
         self.fabric = launch(setup.config())
         self.plain: Trial | None = None
 
@@ -193,8 +192,9 @@ class Bench(ExitStack):
         torch.manual_seed(self.setup.seed)
         # Without a GPU the memory of compiled code is not known.
         counted = self.setup.cuda or self.setup.mode != "compiled"
+        setup = replace(self.setup, samples=1, chunk=None) if method == PLAIN else self.setup
         with peak_memory_of(self.fabric.device) if counted else nullcontext() as meter:
-            trial = Trial(self.setup, self.build(self.setup, method, members), self.fabric)
+            trial = Trial(setup, build_model(setup, method, members), self.fabric)
             trial.warm_up(meter)
         if meter is not None:
             trial.size["train_bytes"] = meter.peak
@@ -234,31 +234,52 @@ def cell(row: Row, what: str, unit: float = 1.0) -> str:
     return f"{own / unit:.{digits}f} ({ratio(row, what):.2f})"
 
 
-def first_line(error: Exception) -> str:
-    """Return the type and the first line of an error; those of compilers have pages."""
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}"
+def measurements(
+    setup: Setup, methods: Iterable[str], members: Sequence[int]
+) -> Iterator[tuple[str, Row | None, str]]:
+    """Measure the plain network, then every method with every number of members.
+
+    Yields:
+        A name, METHOD/J; the row, or None for a method that failed; and why it failed.
+    """
+    cases = [(PLAIN, 1)] + [
+        (method, count)
+        for index, count in enumerate(members)
+        for method in dict.fromkeys(methods)
+        if method != PLAIN and (has_members(method) or not index)
+    ]
+    with Bench(setup) as bench:
+        for method, count in cases:
+            count = count if has_members(method) else 1
+            try:
+                yield f"{method}/{count}", bench.measure(method, count), ""
+            except Exception as error:  # out of memory, or a network that the method cannot convert
+                if method == PLAIN:
+                    raise
+                # Errors of compilers have pages.
+                lines = str(error).strip().splitlines() or [""]
+                yield f"{method}/{count}", None, f"{type(error).__name__}: {lines[0][:300]}"
+
+
+def table(
+    rows: Iterable[Row], columns: Mapping[str, tuple[str, float]] = COLUMNS, **options: Any
+) -> Table:
+    """Return the costs of methods as a table: absolute, and in brackets relative to plain."""
+    found = Table(box=SIMPLE_HEAD, **options)
+    for name in ("method", "J", *(title for title, _ in columns.values())):
+        found.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
+    for row in rows:
+        method, count = row["case"]["method"], row["case"]["members"]
+        cells = [cell(row, what, unit) for what, (_, unit) in columns.items()]
+        found.add_row("plain" if method == PLAIN else method, str(count), *cells)
+    return found
 
 
 def bench(setup: Setup, methods: tuple[str, ...], members: int) -> None:
     """Measure the methods on a network and print the table."""
+    found = list(measurements(setup, methods, [members]))
+    note = f"{setup.backbone}, batch {setup.batch}; in brackets: times the plain network"
+    failed = [f"not measured: {name}: {why}" for name, _, why in found if why]
     console = Console(width=80)
-    table = Table(box=SIMPLE_HEAD)
-    for name in ("method", "J", "parameters, M", "train, ms", "predict, ms", "train, MiB"):
-        table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
-    counts = {name: members if has_members(name) else 1 for name in (PLAIN, *methods)}
-    failed: list[str] = []
-    with Bench(setup) as measured:
-        for method, count in counts.items():
-            try:
-                row = measured.measure(method, count)
-            except Exception as error:  # out of memory, or a network that the method cannot convert
-                if method == PLAIN:
-                    raise
-                failed.append(f"not measured: {method}: {first_line(error)}")
-                continue
-            cells = [cell(row, "parameters", 1e6), cell(row, "train", 1e-3)]
-            cells += [cell(row, "predict", 1e-3), cell(row, "train_bytes", 2**20)]
-            table.add_row("plain" if method == PLAIN else method, str(count), *cells)
-    console.print(table)
-    note = f"{escape(setup.backbone)}, batch {setup.batch}; in brackets: times the plain network"
-    console.print("\n".join([note, *map(escape, failed)]), highlight=False)
+    console.print(table(row for _, row, _ in found if row is not None))
+    console.print(escape("\n".join([note, *failed])), highlight=False)

@@ -16,12 +16,27 @@ PLAIN = "mcp"
 METHODS = ("lpbnn", "batchensemble", "rank1", "mcdropout", "ensemble")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Conditions:
-    """How a network is run and timed."""
+@dataclass(frozen=True)
+class Setup:
+    """A network, the shape of its batches, and how they are run and timed."""
 
+    backbone: str = "resnet18"
+    """A network of ``lpbnn ls``, or MODULE:NAME for one of your own (docs/own-data.md)."""
+    input: tuple[int, ...] = (3, 32, 32)
+    """Shape of one example: channels, height and width; or the length of a vector."""
+    classes: int = 10
+    batch: int = 128
+    test_batch: int | None = None
+    """Examples of one prediction; left out: as many as in training."""
+    mode: Mode | None = None
+    """graph: the training step replayed as a CUDA graph. compiled: by torch.compile, and replayed on a GPU.
+    Left out: what ``lpbnn train`` does, graph on a GPU and eager on a CPU."""
     predict: bool = True
     """Measure prediction too."""
+    samples: int = 1
+    """Draws of each member in a prediction; the plain network has one."""
+    chunk: int | None = None
+    """Rows (draw, member, example) that go through the network at once in a prediction; left out: all."""
     repeats: int = 10
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Precision | None = None
@@ -35,35 +50,11 @@ class Conditions:
     """Options of the methods that have them (latent=64) and of the network (backbone.dropout=0.1)."""
 
     def __post_init__(self) -> None:
-        for name, least in {"repeats": 2, "threads": 1}.items():
+        for name, least in {"repeats": 2, "threads": 1, "samples": 1}.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected at least {least}.")
         if self.device == "cuda" and not _has_cuda():
             raise ValueError("device is 'cuda', but torch finds no CUDA device. Fix: device='cpu'.")
-
-    @property
-    def cuda(self) -> bool:
-        return self.device != "cpu" and _has_cuda()
-
-
-@dataclass(frozen=True)
-class Setup(Conditions):
-    """A network, the shape of its batches, and how they are run."""
-
-    backbone: str = "resnet18"
-    """A network of ``lpbnn ls``, or MODULE:NAME for one of your own (docs/own-data.md)."""
-    input: tuple[int, ...] = (3, 32, 32)
-    """Shape of one example: channels, height and width; or the length of a vector."""
-    classes: int = 10
-    batch: int = 128
-    test_batch: int | None = None
-    """Examples of one prediction; left out: as many as in training."""
-    mode: Mode | None = None
-    """graph: the training step replayed as a CUDA graph. compiled: by torch.compile, and replayed on a GPU.
-    Left out: what ``lpbnn train`` does, graph on a GPU and eager on a CPU."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
         if not self.input or min(*self.input, self.batch) < 1:
             given = f"input is {self.input} and batch {self.batch}"
             raise ValueError(f"{given}; expected a shape such as 3 32 32 and at least one example.")
@@ -75,6 +66,10 @@ class Setup(Conditions):
             raise ValueError(
                 "mode 'graph' is a CUDA graph and needs a GPU. Fix: eager or compiled."
             )
+
+    @property
+    def cuda(self) -> bool:
+        return self.device != "cpu" and _has_cuda()
 
     def config(self) -> RunConfig:
         """Return the settings with which ``lpbnn train`` would run such a step."""
