@@ -1,9 +1,11 @@
-"""The command: ls, train, eval, join, compare, report, keep, results, predict, data, demo, experiment, bench.
+"""The command ``lpbnn`` and its subcommands.
 
-``--help`` and ``ls`` import neither torch nor anything that imports it, so that they answer at once: what
-they show of methods, networks and data sets is read from the source files (``lpbnn.source``).
+``--help`` and ``ls`` answer at once because they do not import torch: methods, networks and data sets are
+read from the source files (``lpbnn.source``).
 """
 
+import inspect
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -91,17 +93,18 @@ def train(
     *,
     start: Suppress[Any] = None,
 ) -> None:
-    """Train a network by a method, evaluate it, and leave everything in a run folder.
+    """Train a network, evaluate it and store everything in a run folder.
 
-    The options of another method, backbone or data set: lpbnn train --method NAME --help
+    --help lists the options of the method, backbone and data set that are named before it:
+    lpbnn train --method duq --help
 
     Args:
         out: the run folder; left out: runs/DATA-BACKBONE-METHOD-SEED.
-        config_file: YAML or JSON with settings, as --print-config prints them and a run folder has them
-            in config.json; what is typed comes first.
-        print_config: print all settings as YAML, and stop.
-        resume: go on with the stopped run in this folder, with its own settings.
-        overwrite: begin anew where the folder holds another run.
+        config_file: YAML or JSON file with settings, such as --print-config prints or config.json of a
+            run folder; options on the command line take precedence.
+        print_config: print all settings as YAML and exit.
+        resume: continue the stopped run in this folder with its own settings.
+        overwrite: replace another run in the folder.
         trust: import the modules that the config of --resume or --config names (MODULE:NAME).
     """
     options = {"method": method, "backbone": backbone, "data": data}
@@ -140,11 +143,11 @@ def evaluate(
     data_root: str | None = None,
     trust: bool = False,
 ) -> None:
-    """Measure a trained run again, with other settings; its folder keeps the new results.
+    """Evaluate a trained run again with other settings and store the new results in its folder.
 
     Args:
         run: folder of a finished run.
-        data_root: the folder of the data's files, where they are no longer where the run had them.
+        data_root: folder of the data, if it has moved since the training.
         trust: import the modules that the run's config names (MODULE:NAME).
     """
     from lpbnn.training.run import reevaluate
@@ -165,11 +168,11 @@ def _evaluate(args: list[str]) -> Callable[..., None]:
 
 
 def join(runs: Runs, out: Out, trust: bool = False) -> None:
-    """Make a Deep Ensemble of finished runs, seeds of the plain network: measured, not trained.
+    """Build a Deep Ensemble from finished runs of the plain network and evaluate it.
 
     Args:
-        runs: two or more run folders of method mcp that differ in their seeds only.
-        out: the new run folder; it needs none of the others.
+        runs: two or more run folders of method mcp that differ only in the seed.
+        out: the new run folder; it does not depend on the others.
         trust: import the modules that the runs' config names (MODULE:NAME).
     """
     from lpbnn.training.join import join
@@ -183,12 +186,12 @@ def compare(
     format: Literal["table", "markdown", "latex", "csv"] = "table",
     legend: bool = False,
 ) -> None:
-    """Runs side by side; seeds of the same method and settings become mean and spread.
+    """Compare runs in a table: mean and standard deviation over the seeds of a method and setting.
 
     Args:
-        runs: run folders, folders that hold some (runs/demo), or files that lpbnn keep wrote.
-        format: the table for the terminal, a README, a paper (booktabs) or a program.
-        legend: print below the table what each metric means.
+        runs: run folders, folders of run folders (runs/demo), or files that lpbnn keep wrote.
+        format: for the terminal, a README, a paper (booktabs) or a program.
+        legend: print the definitions of the metrics below the table.
     """
     found = _given(runs, "compare")
     if format == "table":
@@ -206,10 +209,10 @@ def compare(
 
 
 def report(runs: Runs, out: Out = Path("report.html"), title: str | None = None) -> None:
-    """One self-contained HTML page about some runs.
+    """Write a self-contained HTML page about runs.
 
     Args:
-        runs: run folders, folders that hold some (runs/demo), or files that lpbnn keep wrote.
+        runs: run folders, folders of run folders (runs/demo), or files that lpbnn keep wrote.
         out: the page; an older one of that name is replaced.
     """
     from lpbnn.report import tell_report
@@ -218,10 +221,10 @@ def report(runs: Runs, out: Out = Path("report.html"), title: str | None = None)
 
 
 def keep(runs: Runs, into: Path) -> None:
-    """Copy the numbers of finished runs into the ledger: one small JSON each, no weights.
+    """Copy the results of finished runs into a ledger: one small JSON file each, without weights.
 
     Args:
-        into: a folder of the ledger, such as kept/cifar10-fast.
+        into: folder of the ledger, such as kept/cifar10-fast.
     """
     from lpbnn.report.ledger import keep
 
@@ -230,7 +233,7 @@ def keep(runs: Runs, into: Path) -> None:
 
 
 def results(ledger: Path = Path("results"), out: Out = Path("RESULTS.md")) -> None:
-    """Write every number of the ledger, mean and spread over seeds, beside the paper's."""
+    """Write a Markdown file with all results of a ledger beside the paper's numbers."""
     from lpbnn.report.results_md import results_markdown
 
     out.write_text(results_markdown(ledger, experiments.published))
@@ -246,24 +249,23 @@ def predict(
     full_size: bool = False,
     trust: bool = False,
 ) -> None:
-    """What a trained run says of image files, and how sure it is.
-
-    Uncertainties are in nats, those of a regression run standard deviations in the target's unit; the
-    score is the method's own measure of how strange the input is. -o answers.csv (or .json) writes all of
-    it, of a classification run with the probability of every class. Of a segmentation run, -o DIR writes
-    for each image NAME.png (input, classes, confidence, uncertainty, with their keys) and NAME.npz (the
-    maps as numbers).
+    """Predict image files with a trained run, with uncertainties and an OOD score.
 
     Args:
         run: folder of a finished run.
-        images: files of any format and size; they are turned as their EXIF data says and become grey
-            or RGB and the network's size. A street scene keeps its shape and gets the height the network
-            was trained on.
+        images: files of any format and size; EXIF orientation is applied, and the image is converted to
+            grey or RGB and to the network's size. A street scene keeps its shape and gets the height that
+            the network was trained on.
         samples: draws of each member.
-        seed: of the draws: the same seed, the same answer.
-        out: file for the answers, .csv or .json; segmentation: folder for the maps.
-        full_size: segmentation: take the pictures as they are, however large.
+        seed: of the draws.
+        out: file for the predictions, .csv or .json, with the probability of every class. Segmentation:
+            folder for NAME.png (input, classes, confidence, uncertainty) and NAME.npz (the maps) of each
+            image.
+        full_size: segmentation: do not resize the images.
         trust: import the modules that the run's config names (MODULE:NAME).
+
+    Uncertainties are in nats, those of a regression run standard deviations in the target's unit. The
+    score is the method's own.
     """
     from lpbnn.report import answers
     from lpbnn.report.formats import print_whole
@@ -285,11 +287,11 @@ def data(
     name: Annotated[Positional[str], arg(metavar="NAME")],
     data_root: Path = Path("data"),
 ) -> None:
-    """Download a data set's published files, checked by md5: lpbnn data download cifar10.
+    """Download the published files of a data set and check their md5 sums.
 
     Args:
-        name: cifar10 or cifar100; SVHN, their out-of-distribution set, comes with both.
-        data_root: the folder for the files; give the same to train and experiment.
+        name: cifar10 or cifar100; both include SVHN, their out-of-distribution set.
+        data_root: folder for the files; pass the same to train and experiment.
     """
     from lpbnn.data import download
 
@@ -300,22 +302,22 @@ def data(
 def bench(
     setup: Annotated[Setup, arg(name="")], methods: tuple[str, ...] = METHODS, members: int = 4
 ) -> None:
-    """The cost of each method on a network, relative to the plain network: time and memory.
+    """Measure time and memory of each method on a network, relative to the plain network.
 
     Args:
         methods: names of ``lpbnn ls``.
-        members: of the methods that have members.
+        members: number of members of the methods that have them.
     """
     from lpbnn.training.bench import bench
 
     bench(setup, methods, members)
 
 
-EXPERIMENT = "A table or figure of the paper: lpbnn experiment NAME; --help lists them."
+EXPERIMENT = "Reproduce a table or figure of the paper: lpbnn experiment NAME."
 
 
 def main(args: list[str] | None = None) -> None:
-    """Run the command; an error of ours is one message and exit code 2, Ctrl-C is 130."""
+    """Run the command. Errors print one message and exit with code 2, Ctrl-C with 130."""
     args = sys.argv[1:] if args is None else args
     try:
         if args[:1] == ["experiment"]:
@@ -330,7 +332,7 @@ def main(args: list[str] | None = None) -> None:
         _stop(str(error) if is_first() else "", 130)
     except KeyboardInterrupt:
         _stop("stopped.", 130)
-    except BrokenPipeError:  # the reader has seen enough, as in `lpbnn ls | head`
+    except BrokenPipeError:  # the reader has closed the pipe, as in `lpbnn ls | head`
         sys.stderr.close()
     except (ValueError, TypeError, OSError) as error:
         _stop(f"error: {error}", 2)
@@ -355,7 +357,7 @@ def _commands(args: list[str]) -> dict[str, Callable[..., Any]]:
 
 
 def _experiments(args: list[str]) -> dict[str, Callable[..., Any]]:
-    """Every experiment as a command: the one that is called has its options, the others their text."""
+    """Return every experiment as a command; only the one that is called has its options."""
     return {
         name: experiments.command(name, console)
         if args[:1] == [name]
@@ -365,7 +367,7 @@ def _experiments(args: list[str]) -> dict[str, Callable[..., Any]]:
 
 
 def _documented(doc: str) -> Callable[[], None]:
-    """A command that is listed with ``doc`` and not called."""
+    """Return a command that is listed with ``doc`` and never called."""
 
     def listed() -> None: ...
 
@@ -376,7 +378,12 @@ def _documented(doc: str) -> Callable[[], None]:
 def _run_command(
     commands: dict[str, Callable[..., Any]], args: list[str], prog: str, description: str | None
 ) -> None:
-    if args and args[0] in commands:  # alone: what tyro says of a wrong value names this command
+    for command in commands.values():
+        function = command.func if isinstance(command, partial) else command
+        # tyro keeps the line breaks of an argument's description.
+        text = inspect.cleandoc(function.__doc__ or "")
+        function.__doc__ = re.sub(r"\n {8,}", " ", text)  # type: ignore[attr-defined]
+    if args and args[0] in commands:  # alone, so that tyro's errors name this command
         tyro.cli(commands[args[0]], prog=f"{prog} {args[0]}", args=args[1:])
         return
     tyro.extras.subcommand_cli_from_dict(commands, prog=prog, description=description, args=args)
@@ -392,7 +399,7 @@ def _show(runs: list[Path], legend: bool = False) -> None:
 
 
 def _given(runs: tuple[Path, ...], command: str) -> list[Path]:
-    """The runs that were named, and those in folders that hold runs, such as runs/demo."""
+    """Return the runs that were named and those in folders of runs, such as runs/demo."""
     from lpbnn.training.files import runs_under
 
     if not runs:
@@ -401,7 +408,7 @@ def _given(runs: tuple[Path, ...], command: str) -> list[Path]:
 
 
 def _finished(runs: list[Path]) -> list[Path]:
-    """The finished ones; a run that was stopped is named and left out, unless there is no other."""
+    """Return the finished runs, with a note for each stopped one; all if none is finished."""
     from lpbnn.training.rundir import RunDir
 
     stopped = [run for run in runs if RunDir(run).is_stopped()]

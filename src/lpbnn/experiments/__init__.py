@@ -24,7 +24,7 @@ __all__ = ["command", "describe", "load", "names", "published"]
 
 
 def names() -> list[str]:
-    """Every experiment, in alphabetical order.
+    """Return every experiment, in alphabetical order.
 
     >>> "stability" in names()
     True
@@ -34,7 +34,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> ModuleType:
-    """The module of an experiment."""
+    """Return the module of an experiment."""
     _require_known(name)
     return importlib.import_module(f"{__name__}.{name}")
 
@@ -45,13 +45,13 @@ def describe(name: str) -> str:
 
 
 def text(name: str) -> str:
-    """Return what the file of an experiment says about it, for a terminal; it is not imported."""
+    """Return the docstring of an experiment's file, which is not imported, for a terminal."""
     _require_known(name)
     return source.doc(f"{__name__}.{name}").replace("``", "")
 
 
 def command(name: str, console: Console) -> Callable[..., None]:
-    """A command of the experiment's own options, for tyro."""
+    """Return a command with the experiment's own options, for tyro."""
     module = load(name)
 
     def run(config: Any) -> None:

@@ -1,4 +1,4 @@
-"""Many runs as one piece of work: side by side, skipped where finished or kept, resumed where not."""
+"""Runs of an experiment: in parallel, skipped if finished, resumed if stopped; and the output."""
 
 import functools
 import gc
@@ -42,9 +42,13 @@ def work(
     methods: Collection[str] = (),
     backbones: Collection[str | None] = (),
 ) -> list["Run"]:
-    """The runs of an experiment: made, as far as they are not yet, or found where it is told to look.
+    """Return the runs of an experiment: trained where they are missing, or read from ``--from``.
 
-    Of those found, only the ones of ``methods`` on ``backbones`` (none given: all).
+    Args:
+        given: the options of the experiment.
+        configs: makes the settings of the runs by name.
+        methods: of the runs that are read, only those of these methods; none given: all.
+        backbones: likewise.
     """
     from lpbnn.report.ledger import found_in
     from lpbnn.report.runs import read_runs
@@ -68,7 +72,7 @@ def work(
 def show(
     runs: Sequence["Run"], report: Path, console: Console, title: str, table: "MakeTable"
 ) -> Path:
-    """A table and a page for each data set, network and schedule, the paper's numbers beside ours."""
+    """Print a table and write a page per data set, network and schedule, with the paper's numbers."""
     from lpbnn.report import print_table, tell_report
     from lpbnn.report.runs import by_setting
 
@@ -101,12 +105,16 @@ def run_all(
     jobs: int | None = None,
     ledger: Path | None = None,
 ) -> list[Path]:
-    """Train and evaluate every config into ``out/name``; returns where each is, in the given order.
+    """Train and evaluate every config in ``out/name``.
 
-    ``jobs`` runs go side by side (None: one per core, or one on a GPU). With a ``ledger`` every run is
-    kept there the moment it is finished, and one that it holds already is not made again: its file
-    is returned in place of a run folder. A run that breaks (out of memory, say) does not stop the
-    others; bad input does.
+    A run that fails (out of memory, say) does not stop the others; bad input does.
+
+    Args:
+        jobs: number of parallel runs; None: one per core, or one on a GPU.
+        ledger: folder that keeps the results of every finished run; a run in it is not trained again.
+
+    Returns:
+        The folder of each run, or its file in the ledger, in the given order.
     """
     places = {name: out / name for name in configs}
     if ledger is not None:
@@ -137,7 +145,7 @@ def run_all(
             else:
                 _in_processes(todo, places, jobs, ledger, done)
         finally:
-            _loaded.cache_clear()  # whoever called may have other use for the memory
+            _loaded.cache_clear()  # frees the memory
     if broken:
         lines = "".join(f"\n  {name}: {problem}" for name, problem in broken.items())
         raise RunError(
@@ -152,7 +160,7 @@ def _is_finished(folder: Path) -> bool:
 
 
 def _require_data(configs: Iterable[RunConfig]) -> None:
-    """Say that files are missing before processes start, each of which would take seconds to say it."""
+    """Raise if files are missing, before processes start that would take seconds to find out."""
     for name, root in dict.fromkeys((config.data, config.data_root) for config in configs):
         data.require_files(name, root)
 
@@ -197,7 +205,7 @@ def _in_processes(
 
 
 def _data(config: RunConfig) -> Splits:
-    """The data of a run: read once for runs after each other on the same files."""
+    """Return the data of a run, read once for consecutive runs on the same files."""
     return _loaded(config.data, config.data_root, json.dumps(config.data_options, sort_keys=True))
 
 
@@ -207,7 +215,7 @@ def _loaded(name: str, root: str | None, options: str) -> Splits:
 
 
 def _took(folder: Path) -> str:
-    """How long a run took, in words."""
+    """Return the duration of a run in words."""
     results = RunDir(folder).results()
     spent = f"trained {results['train']['seconds']:.0f} s"
     diverged = f" (diverged in epoch {at})" if (at := results["train"]["diverged"]) else ""
@@ -215,9 +223,9 @@ def _took(folder: Path) -> str:
 
 
 def end_with_the_command() -> None:
-    """In a process of a command: end when the command has ended, even if it was killed.
+    """End this process when the command that started it has ended.
 
-    Ctrl-C reaches every process, a kill the command alone: its runs would go on, and nobody would know.
+    Ctrl-C reaches every process, but a kill only the command: its runs would continue unnoticed.
     """
     command = multiprocessing.parent_process()
 
@@ -232,14 +240,15 @@ def end_with_the_command() -> None:
 def _start(threads: int, jobs: int) -> None:
     end_with_the_command()
     torch.set_num_threads(threads)
-    # Whoever has started other commands as well may have said how many runs there are in all.
+    # The user may have set a larger number because of other commands.
     os.environ[BESIDE] = str(max(jobs, int(os.environ.get(BESIDE, 1))))
 
 
 def _one(config: RunConfig, folder: Path, ledger: Path | None) -> str:
-    """A finished run stays (measured again if asked to otherwise), a stopped one is resumed.
+    """Train a run, resume a stopped one, or evaluate a finished one again if its settings changed.
 
-    Returns what broke it; "" for a run that ended, be it by diverging.
+    Returns:
+        The error message, or "" for a run that ended, also by diverging.
     """
     try:
         splits = None if _is_finished(folder) else _data(config)
@@ -247,8 +256,7 @@ def _one(config: RunConfig, folder: Path, ledger: Path | None) -> str:
     except RuntimeError as error:
         return (str(error).strip() or repr(error)).splitlines()[0]
     finally:
-        # The next run has all the memory to itself, and its peak is its own: a model refers to itself, so
-        # nothing of it goes before somebody looks.
+        # Models have reference cycles: without a collection the next run's peak memory would include this one.
         if config.compile:
             torch.compiler.reset()
         gc.collect()

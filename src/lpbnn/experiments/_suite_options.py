@@ -1,4 +1,4 @@
-"""Options that every experiment has. What runs them is in ``_suite``, which imports torch."""
+"""Options of every experiment; apart from ``_suite``, which imports torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,17 +9,16 @@ from tyro.conf import arg
 
 @dataclass(frozen=True)
 class SuiteOptions:
-    """Options of every experiment: how its runs are made, or where they are."""
+    """Options of every experiment: how its runs are made, or where to find them."""
 
     source: Annotated[Path | None, arg(name="from")] = None
-    """Train nothing: show the runs of this folder, of a ledger (also in an archive,
-    results/records.tar.xz/cifar10-fast) or of run folders."""
+    """Show existing runs and train nothing: a folder of runs or a ledger, also in an archive
+    (results/records.tar.xz/cifar10-fast)."""
     out: Path = Path("runs")
-    """Folder of the runs; finished ones are not trained again."""
+    """Folder for the runs; finished ones are not trained again."""
     ledger: Path | None = None
-    """Keep every finished run's numbers here, one JSON each; what it holds is not trained again."""
+    """Folder that keeps the results of every finished run, one JSON file each; these are not trained again."""
     jobs: int | None = None
-    """Runs side by side; None: one per core, or one on a GPU. There compiled ones compile side by side and
-    train in turn, each with the device to itself."""
+    """Number of parallel runs; None: one per core, or one on a GPU."""
     report: Path = Path("report.html")
-    """The page with the figures."""
+    """HTML page with the figures."""

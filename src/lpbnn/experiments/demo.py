@@ -19,7 +19,7 @@ class Config(SuiteOptions):
     out: Path = Path("runs/demo")
     seeds: int = 3
     methods: tuple[str, ...] = ()
-    """Only these; none given: all."""
+    """Names of lpbnn ls; none given: all."""
 
 
 OPTIM = OptimConfig(lr=0.05, weight_decay=1e-4, clip=3.0)
@@ -28,7 +28,7 @@ OWN_OPTIM = {"edl": replace(OPTIM, clip=1.0)}
 
 
 def settings(method: str, seed: int) -> RunConfig:
-    """Return the run of a method: every one has its defaults, the same network, data and schedule."""
+    """Return the run of a method with its defaults; network, data and schedule are the same for all."""
     return RunConfig(
         method=method,
         backbone="lenet",

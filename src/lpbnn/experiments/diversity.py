@@ -1,9 +1,9 @@
 """Diversity of the members: Deep Ensembles, BatchEnsemble and LP-BNN (supplementary A.5).
 
-Command: ``lpbnn experiment diversity`` uses the demo's settings on digits, about a minute on two CPU cores;
-``--preset cifar10-fast --data-root DIR`` (or cifar10, the paper's 250 epochs) takes the settings of
-table1, ``--from results/records.tar.xz/cifar10-fast`` the runs that are kept there. Means over the pairs of
-members; on corrupted images all sets are pooled. What single members say of single images is in the report.
+Command: ``lpbnn experiment diversity`` uses the demo's settings on digits and takes about a minute on two CPU
+cores; ``--preset cifar10-fast --data-root DIR`` (or cifar10, the paper's 250 epochs) uses the settings of
+table1, ``--from results/records.tar.xz/cifar10-fast`` the published runs. The numbers are means over the
+pairs of members; corrupted sets are pooled. The report shows the members' predictions for single images.
 """
 
 from collections.abc import Sequence
@@ -49,14 +49,14 @@ class Config(SuiteOptions):
     preset: Literal["digits", "cifar10", "cifar10-fast"] = "digits"
     data_root: str = "data"
     backbone: str | None = None
-    """On CIFAR; wrn-28-10 is the paper's. None: wrn-16-4, or with --from all that are there."""
+    """On CIFAR; wrn-28-10 is the paper's. None: wrn-16-4, or with --from all."""
     methods: tuple[str, ...] = METHODS
     out: Path = Path("runs/diversity")
     seeds: int = 3
 
 
 def paper() -> "PaperTable":
-    """The paper's numbers, in the keys of our table."""
+    """Return the paper's numbers, in the keys of our table."""
     from lpbnn.report import PaperTable
 
     return PaperTable(
@@ -120,5 +120,5 @@ def run(config: Config, console: Console) -> Path:
         console,
         title="Diversity of the members",
         reference=paper(),
-        lead="what the members say of single images is in",
+        lead="predictions of the members for single images:",
     )

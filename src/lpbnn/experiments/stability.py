@@ -42,12 +42,12 @@ class Config(SuiteOptions):
     epochs: int | None = None
     """None: 80, as in the paper, and 20 on digits."""
     seeds: int = 3
-    """The first so many: at the larger rates it is a matter of luck which of them diverge."""
+    """Number of seeds; at large learning rates some diverge and others do not."""
     rates: tuple[float, ...] = RATES
 
 
 def paper() -> "PaperTable":
-    """The paper's accuracies as shares, by the label that a run of that rate has in a table."""
+    """Return the paper's accuracies as shares, by the label of a run with that learning rate."""
     from lpbnn.report import PaperTable
     from lpbnn.report.runs import title
 
@@ -110,12 +110,12 @@ def run(config: Config, console: Console) -> Path:
         console,
         title="Training stability",
         reference=paper(),
-        lead="the runs are in",
+        lead="the whole report:",
     )
 
 
 def table(setting: str, runs: Sequence["Run"]) -> Table:
-    """Accuracy and epoch of divergence, ours beside the paper's; several seeds as their mean."""
+    """Return accuracy (mean over seeds) and epoch of divergence, ours beside the paper's."""
     shown = Table(
         title=f"Stability: {setting} (the paper: CIFAR-10, LeNet-5, 80 epochs)",
         caption="accuracy in %, mean over seeds, the last finite weights of a run that diverged; div: "
@@ -137,7 +137,7 @@ def table(setting: str, runs: Sequence["Run"]) -> Table:
 
 
 def verdicts(runs: Sequence["Run"]) -> list[str]:
-    """One sentence per method: the learning rates at which it trains, diverges or stays at chance.
+    """Return a sentence per method: the learning rates at which it trains, diverges or stays at chance.
 
     A network that predicts at chance never diverges, and has learned nothing either.
     """
@@ -160,7 +160,7 @@ def verdicts(runs: Sequence["Run"]) -> list[str]:
 
 
 def _chance(run: "Run") -> float:
-    """Accuracy up to which a network has learned nothing: 1.5 times that of guessing."""
+    """Return the accuracy up to which a network has learned nothing: 1.5 times that of guessing."""
     return 1.5 / (run.data.num_classes or 1)
 
 
@@ -184,7 +184,7 @@ def _accuracy(runs: Sequence["Run"]) -> str:
 
 
 def _epochs(runs: Sequence["Run"]) -> str:
-    """Of every seed, the earliest first."""
+    """Return the epochs in which the seeds diverged, the earliest first."""
     found = sorted(run.diverged for run in runs if run.diverged is not None)
     lasting = ["-"] * (len(runs) - len(found))
     return " ".join([*map(str, found), *lasting])

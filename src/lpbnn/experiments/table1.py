@@ -1,10 +1,9 @@
 """Table 1: accuracy, calibration, detection of SVHN and corruption on CIFAR-10 and CIFAR-100.
 
 Command: ``lpbnn experiment table1 --data-root DIR``; on one H200 a short-schedule WRN-16-4 run takes
-minutes. ``--preset cifar10 --backbone wrn-28-10`` is the paper's setting (250 epochs); several presets and
-backbones may be given, and one seed of everything is made first. ``--ledger kept/cifar10-fast`` keeps
-each run's numbers the moment it ends, ``--from kept/cifar10-fast`` shows what is kept, and
-``--from results/records.tar.xz/cifar10-fast`` the published runs.
+minutes. ``--preset cifar10 --backbone wrn-28-10`` is the paper's setting (250 epochs). Several presets and
+backbones may be given; the first seed of all is trained first. ``--from results/records.tar.xz/cifar10-fast``
+shows the published runs.
 """
 
 from dataclasses import dataclass, replace
@@ -59,32 +58,32 @@ BACKBONE = "wrn-16-4"  # where none is given
 @dataclass(frozen=True)
 class Config(SuiteOptions):
     preset: tuple[Preset, ...] = ("cifar10-fast",)
-    """One or more: the paper's 250 epochs, or a short schedule (-fast)."""
+    """The paper's 250 epochs, or a short schedule (-fast)."""
     data_root: str = "data"
     """Folder with cifar-10-batches-py (or cifar-100-python) and, for detection, svhn."""
     checksum: Literal["published", "any"] = "published"
-    """"any" also takes copies of the files, re-packed or re-ordered; the data's description says so."""
+    """any: accept re-packed or re-ordered copies of the files; the description of the data says so."""
     backbone: tuple[str, ...] = ()
-    """One or more; wrn-28-10 is the paper's. None given: wrn-16-4, or with --from all that are there."""
+    """wrn-28-10 is the paper's. None given: wrn-16-4, or with --from all."""
     methods: tuple[str, ...] = ()
-    """Only these; none given: all."""
+    """Names of lpbnn ls; none given: all."""
     seeds: int = 3
-    """The first so many: one seed of everything, then the next."""
+    """Number of seeds; the first seed of all is trained first."""
     epochs: int | None = None
     compile: bool = True
-    """On a GPU: a minute or more of compiling for each method and network, then faster steps."""
+    """Compile the training step on a GPU, which takes a minute or more per method and network."""
     corruptions: bool = True
     corruption_images: int | None = None
-    """Only the first so many test images are corrupted; None: all."""
+    """Number of test images to corrupt; None: all."""
     corruption_root: str | None = None
-    """A folder with the published CIFAR-C files, or one to keep generated ones in; for presets of
-    several data sets, one that holds such a folder for each (cifar10, cifar100)."""
+    """Folder with the published CIFAR-C files, or for generated ones; with presets of several data
+    sets, its subfolders cifar10 and cifar100."""
     frost: str | None = None
-    """Folder of the published frost pictures; None: procedural frost."""
+    """Folder of the published frost images; None: procedural frost."""
 
 
 def settings(config: Config, method: str, seed: int, preset: Preset, backbone: str) -> RunConfig:
-    """One run of the table."""
+    """Return the settings of one run."""
     import torch  # slow: not for --help
 
     data, _, fast = preset.partition("-")
@@ -129,7 +128,7 @@ def _corruption_root(config: Config, data: str) -> str | None:
 
 
 def configs(config: Config) -> dict[str, RunConfig]:
-    """Every run of the tables, by the name of its folder; one seed of everything first."""
+    """Return the settings of every run by the name of its folder, the first seed of all first."""
     from lpbnn import backbones  # imports torch: not for --help
 
     chosen = config.methods or tuple(methods.names())
@@ -148,7 +147,7 @@ def configs(config: Config) -> dict[str, RunConfig]:
 
 
 def paper(preset: str) -> "PaperTable":
-    """The paper's rows as shares, in the keys of our metrics."""
+    """Return the paper's rows, in the keys and units of our metrics."""
     from lpbnn.report import PaperTable
 
     keys, rows = (KEYS_100, CIFAR100) if preset.startswith("cifar100") else (KEYS_10, CIFAR10)

@@ -1,11 +1,9 @@
 """Table 2: semantic segmentation of street scenes, and detection of objects never seen.
 
 Command: ``lpbnn experiment table2`` trains all eight rows on generated scenes with a small DeepLabv3+, in
-six minutes on two CPU cores. With ``--data-root DIR`` it takes what DIR holds of StreetHazards,
-BDD-Anomaly and CamVid-Anomaly, with the paper's ResNet-50, batch of 4, polynomial schedule and 25 epochs;
-``--preset camvid-anomaly-fast --pretrained resnet50.safetensors`` is 60 epochs of CamVid (5,460 steps),
-meant for a minute or two a run on one H200. ``--ledger kept/camvid-anomaly`` keeps each run's numbers
-the moment it ends, ``--from kept/camvid-anomaly`` shows what is kept. The report has the pictures.
+six minutes on two CPU cores. With ``--data-root DIR`` it uses the data sets in DIR (StreetHazards,
+BDD-Anomaly, CamVid-Anomaly) with the paper's ResNet-50, batch of 4, polynomial schedule and 25 epochs.
+``--preset camvid-anomaly-fast --pretrained resnet50.safetensors`` is 60 epochs of CamVid (5,460 steps).
 """
 
 from dataclasses import dataclass, field, replace
@@ -78,7 +76,7 @@ SMALL_OPTIONS: dict[str, Any] = {"width": 16, "channels": 32}
 
 @dataclass(frozen=True)
 class Variant:
-    """A row of the table: a method, and what it asks of the network."""
+    """A row of the table: a method, its options and those of the network."""
 
     method: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -102,31 +100,31 @@ VARIANTS = {
 class Config(SuiteOptions):
     out: Path = Path("runs/table2")
     preset: tuple[Preset, ...] = ()
-    """One or more; -fast is a short schedule. None given: the full one of every set that data-root
-    holds, or the generated street-scenes where no root is given."""
+    """-fast: a short schedule. None given: the full schedule on every data set in data-root, or the
+    generated street-scenes without a root."""
     data_root: str | None = None
     """Folder with streethazards/, bdd100k/ or camvid/, as published."""
     backbone: str | None = None
-    """None: deeplab (ResNet-50), the paper's; of street-scenes a small deeplab-resnet18."""
+    """None: deeplab (ResNet-50), the paper's; for street-scenes a small deeplab-resnet18."""
     pretrained: str | None = None
-    """File with the encoder's weights (safetensors or torch); it then learns at a tenth of the rate."""
+    """File with weights of the encoder (safetensors or torch), which is then trained at a tenth of lr."""
     stride_in: Literal["3x3", "1x1"] = "3x3"
-    """1x1 for weights of the original ResNet-50 (v1); torchvision's are v1.5."""
+    """1x1: for weights of the original ResNet-50 (v1); torchvision's are v1.5."""
     methods: tuple[str, ...] = ()
-    """Only these of mcp, mcdropout, tradi, ensemble, mimo, batchensemble, lpbnn, lpbnn+gn."""
+    """Rows: mcp, mcdropout, tradi, ensemble, mimo, batchensemble, lpbnn, lpbnn+gn; none given: all."""
     seeds: int = 1
-    """The first so many: one seed of everything, then the next."""
+    """Number of seeds; the first seed of all is trained first."""
     epochs: int | None = None
     lr: float | None = None
-    """None: 0.1, the paper's; of a short schedule 0.05."""
+    """None: 0.1, the paper's; with a short schedule 0.05."""
     samples: int = 1
     """Draws of each member in the evaluation."""
     compile: bool | None = None
-    """On a GPU, compile the step; None: for full schedules, which are long enough to pay for it."""
+    """Compile the training step on a GPU; None: with full schedules only."""
 
 
 def chosen(config: Config) -> tuple[str, ...]:
-    """The rows asked for; a wrong name is told before anything is trained."""
+    """Return the rows to train, or raise for an unknown name."""
     from lpbnn.data import unknown  # imports torch: not for --help
 
     for name in config.methods:
@@ -136,7 +134,7 @@ def chosen(config: Config) -> tuple[str, ...]:
 
 
 def presets(config: Config) -> tuple[str, ...]:
-    """Those given, or what the data root holds."""
+    """Return the presets that were given, or those of the data sets in the root."""
     if config.preset:
         return config.preset
     if config.data_root is None:
@@ -159,7 +157,7 @@ def presets(config: Config) -> tuple[str, ...]:
 
 
 def settings(config: Config, row: str, seed: int, preset: str) -> RunConfig:
-    """One run of the table."""
+    """Return the settings of one run."""
     import torch  # slow: not for --help
 
     name, fast = preset.removesuffix("-fast"), preset.endswith("-fast")
@@ -202,7 +200,7 @@ def settings(config: Config, row: str, seed: int, preset: str) -> RunConfig:
 
 
 def configs(config: Config) -> dict[str, RunConfig]:
-    """Every run, by the name of its folder; one seed of everything first."""
+    """Return the settings of every run by the name of its folder, the first seed of all first."""
     from lpbnn import backbones  # imports torch: not for --help
 
     if config.backbone is not None:
@@ -218,7 +216,7 @@ def configs(config: Config) -> dict[str, RunConfig]:
 
 
 def paper(data: str) -> "PaperTable":
-    """The paper's rows, in the keys of our metrics; detection is per image."""
+    """Return the paper's rows, in the keys of our metrics; detection is per image."""
     from lpbnn.report import PaperTable
 
     return PaperTable(
@@ -252,14 +250,14 @@ def run(config: Config, console: Console) -> Path:
 
 
 def _row(run: "Run") -> str:
-    """The name of the row a run belongs to."""
+    """Return the name of the row of a run."""
     from lpbnn.report.runs import variant
 
     return run.method + variant(run.settings).lower()
 
 
 def _label(row: str) -> str:
-    """The method, or, of a variant, what its row is called."""
+    """Return the title of a row."""
     from lpbnn.report.runs import title
 
     method, plus, what = row.partition("+")
@@ -267,31 +265,23 @@ def _label(row: str) -> str:
 
 
 def _published() -> Table:
-    """The paper's own table, for readers whose data it does not have."""
+    """Return the paper's own table, for data that it does not have."""
     from lpbnn.metrics.info import METRICS
-    from lpbnn.report.runs import title
 
     table = Table(
         title="The paper's numbers, on other data: directions, not values, compare with ours",
         caption=SOURCE,
-        box=box.SIMPLE_HEAD,  # with one of its own around every cell, it needs more than 80 columns
+        box=box.SIMPLE_HEAD,
         pad_edge=False,
-        padding=(0, 1, 0, 0),
+        padding=(0, 1, 0, 0),  # to fit 80 columns
     )
-    table.add_column("data")
-    table.add_column("method", no_wrap=True)
+    for head in ("data", "method"):
+        table.add_column(head, no_wrap=True)
     for key in KEYS:
         info = METRICS[key]
-        table.add_column(
-            f"{info.title} {info.unit} {info.arrow}".replace("  ", " "), justify="right"
-        )
+        table.add_column(f"{info.title} {info.unit}{info.arrow}", justify="right")
     for data, rows in PAPER.items():
-        for number, (row, values) in enumerate(rows.items()):
-            name = _label(row) if "+" in row else title(row)
-            numbers = (
-                METRICS[key].format(value / 100 if key == "miou" else value)
-                for key, value in zip(KEYS, values, strict=True)
-            )
-            last = number == len(rows) - 1
-            table.add_row(TITLES[data] if number == 0 else "", name, *numbers, end_section=last)
+        for row, (miou, *others) in rows.items():
+            numbers = (f"{miou:.2f}", *(f"{value:.4f}" for value in others))
+            table.add_row(TITLES[data], _label(row), *numbers)
     return table
