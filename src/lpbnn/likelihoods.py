@@ -46,10 +46,65 @@ class Summary(NamedTuple):
     variances: Tensor | None = None
 
 
+class Scaling(nn.Module):
+    r"""Outputs rescaled before they become probabilities: :math:`o_c \mapsto a_c o_c + b_c`.
+
+    One number :math:`a = 1/T` for all classes, b = 0, is a temperature; a number per class is vector
+    scaling. ``lpbnn.calibration`` fits them on held-out data. With members, the outputs of each are
+    rescaled and the probabilities averaged afterwards.
+
+    Args:
+        scale: a, a scalar or (C,).
+        bias: b, in the shape of the scale.
+        dim: the axis of the classes in outputs (n, ...), 1 or -1.
+
+    Example:
+        >>> scaling = Scaling(torch.tensor(0.5))
+        >>> scaling(torch.tensor([[4.0, 2.0]])), scaling.temperature
+        (tensor([[2., 1.]]), 2.0)
+    """
+
+    scale: Tensor
+    bias: Tensor
+
+    def __init__(self, scale: Tensor, bias: Tensor | None = None, dim: int = 1) -> None:
+        super().__init__()
+        self.dim = dim
+        self.register_buffer("scale", scale)
+        self.register_buffer("bias", torch.zeros_like(scale) if bias is None else bias)
+
+    @property
+    def temperature(self) -> float:
+        """The temperature T; vector scaling has none."""
+        if self.scale.dim():
+            raise AttributeError("vector scaling has a scale per class, no temperature; use scale.")
+        return 1 / self.scale.item()
+
+    def forward(self, outputs: Tensor, members: bool = False) -> Tensor:
+        """Return outputs (n, C, ...) rescaled; with ``members`` they are (S, n, C, ...)."""
+        outputs = at_least_float32(outputs)
+        scale, bias = (
+            self.scale.to(outputs),
+            self.bias.to(outputs),
+        )  # a loaded one may lie elsewhere
+        if scale.dim() == 0:
+            return outputs * scale
+        axis = member_axis(self.dim) if members else self.dim
+        shape = (-1, *(1,) * (outputs.dim() - 1 - axis % outputs.dim()))
+        return torch.addcmul(bias.view(shape), outputs, scale.view(shape))
+
+    def extra_repr(self) -> str:
+        if self.scale.dim():
+            return f"{len(self.scale)} classes"
+        return f"temperature={self.temperature:.4g}"
+
+
 class Likelihood(nn.Module):
     """Base class; a subclass defines ``nll`` and ``summary``.
 
     Attributes:
+        scaling: rescales the outputs in ``summary``, and thereby in predictions; None leaves them as they
+            are. The NLL of training does not use it. Likelihoods of classes and labels may have one.
         task: a name for the kind of targets.
         quantity: what the averaged values are called in a ``Prediction``: "probs", "mean" or "values".
         class_dim: axis of the averaged values (B, ...) that sums to one; None if none does.
@@ -73,6 +128,14 @@ class Likelihood(nn.Module):
         if dim not in (1, -1):
             raise ValueError(f"dim={dim!r}: expected 1, right after the batch, or -1, the last.")
         self.dim = dim
+        self.scaling: Scaling | None = None
+        self.register_load_state_dict_pre_hook(_match_scaling)
+
+    def scaled(self, outputs: Tensor) -> Tensor:
+        """Return member outputs (S, B, ...), rescaled if there is a scaling, in float32 at least."""
+        if self.scaling is None:
+            return at_least_float32(outputs)
+        return self.scaling(outputs, members=True)
 
     def nll(self, outputs: Any, targets: Any) -> Tensor:
         """Return the negative log-likelihood of every row, (n,), or cell (pixel, token), (n, ...).
@@ -221,7 +284,7 @@ class Categorical(Likelihood):
         """Return probabilities, in the shape of the outputs (S, B, C, ...), and entropies (S, B, ...)."""
         self.check_outputs(outputs.shape[1:])
         axis = member_axis(self.dim)
-        probs = at_least_float32(outputs).softmax(axis)
+        probs = self.scaled(outputs).softmax(axis)
         return Summary(probs, entropy(probs, axis))
 
     def total(self, average: Tensor) -> Tensor:
@@ -434,7 +497,7 @@ class MultiLabel(Likelihood):
 
     def summary(self, outputs: Tensor) -> Summary:
         """Return probabilities and their binary entropies, both (S, B, K, ...)."""
-        probs = at_least_float32(outputs).sigmoid()
+        probs = self.scaled(outputs).sigmoid()
         return Summary(probs, self.total(probs))
 
     def total(self, average: Tensor) -> Tensor:
@@ -652,6 +715,25 @@ def class_weights(counts: Sequence[int], kind: Weighting) -> list[float]:
         return (1 / torch.log(1.02 + share)).tolist()
     middle = share[share > 0].quantile(0.5)
     return torch.where(share > 0, middle / share, 0.0).tolist()
+
+
+def take_scalings(likelihood: Likelihood) -> dict[str, Scaling]:
+    """Remove the scalings of a likelihood and return them, by head; "" is the only one's name."""
+    heads = likelihood.heads if isinstance(likelihood, MultiHead) else {"": likelihood}
+    taken = {name: head.scaling for name, head in heads.items() if head.scaling is not None}
+    for head in heads.values():
+        head.scaling = None
+    return taken
+
+
+def _match_scaling(
+    likelihood: Likelihood, state_dict: Mapping[str, Tensor], prefix: str, *_: Any
+) -> None:
+    """Give a likelihood the kind of scaling that the state dict has, or none, before it is loaded."""
+    scale = state_dict.get(f"{prefix}scaling.scale")
+    likelihood.scaling = (
+        None if scale is None else Scaling(torch.ones_like(scale), dim=likelihood.dim)
+    )
 
 
 def at_least_float32(x: Tensor) -> Tensor:

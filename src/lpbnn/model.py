@@ -1,5 +1,6 @@
 """UncertainModel: what every method returns, and the only thing that prediction and training know."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import add
@@ -128,6 +129,16 @@ class UncertainModel(nn.Module):
         """
         return None
 
+    def set_noise_scale(self, scale: float) -> None:
+        """Multiply the standard deviation of the posterior by a number in every draw; 1 is as trained.
+
+        Training draws with it too: set it back to 1 before you go on.
+        """
+        raise TypeError(
+            f"{type(self).__name__} has no noise to scale. Fix: calibrate it by a temperature, "
+            "lpbnn.calibration.calibrate(model, batches)."
+        )
+
     def parameter_groups(
         self, weight_decay: float = 0.0, lr: float | None = None
     ) -> list[dict[str, Any]]:
@@ -232,6 +243,14 @@ def at_least_one(name: str, value: Any) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < 1:
         raise ValueError(f"{name}={value!r}: expected an integer of at least 1.")
     return value.__index__()
+
+
+def noise_scale_value(scale: Any) -> float:
+    """Return a scale of noise as a float; refuse anything but a finite number of at least 0."""
+    value = float(scale)
+    if not 0 <= value < math.inf:
+        raise ValueError(f"noise scale {scale!r}: expected a finite number of at least 0.")
+    return value
 
 
 def output_device(net: nn.Module) -> torch.device:

@@ -263,13 +263,17 @@ class MemberEnsemble(UncertainModel):
         self.ensure_checked(2, args, kwargs)
         super().require_independent_rows(args, kwargs)
 
-    def get_extra_state(self) -> Tensor:
-        found = {
+    def extra_state(self) -> dict[str, Any]:
+        """Return what the state dict keeps besides tensors."""
+        return {
             "execution": self.execution,
             "independent_rows": self.independent_rows,
             "expand_at": self.expand_at,
             "shared_inputs": [one for one in self.mask_arguments if one.kind == "shared"],
         }
+
+    def get_extra_state(self) -> Tensor:
+        found = self.extra_state()
         return torch.tensor(list(json.dumps(found).encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lpbnn.likelihoods import as_likelihood
+from lpbnn.likelihoods import as_likelihood, take_scalings
 from lpbnn.members.rows import copy_tensors
 from lpbnn.methods.mcp import MCP
 from lpbnn.model import (
@@ -151,7 +151,8 @@ def from_members(
         raise ValueError("the same network is given twice: it would count double. Give copies.")
     first = nets[0]
     if isinstance(first, MCP) and likelihood is None:
-        likelihood, readout = first.likelihood, readout or first.readout
+        likelihood, readout = copy.deepcopy(first.likelihood), readout or first.readout
+        take_scalings(likelihood)  # they were fitted to one member
     return DeepEnsemble(
         [_single(net) for net in nets], likelihood=as_likelihood(likelihood), readout=readout
     )

@@ -26,6 +26,7 @@ ICML 2016.
 """
 
 import dataclasses
+import json
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -43,7 +44,7 @@ from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.members.partial import check_expand_at
 from lpbnn.members.passes import MemberPass, PassSlot
 from lpbnn.members.rows import gather
-from lpbnn.model import Pass, Terms, UncertainModel, as_call, at_least_one, total
+from lpbnn.model import Pass, Terms, UncertainModel, as_call, at_least_one, noise_scale_value, total
 
 RATE = 0.1  # of inserted dropout, unless another is given
 ALPHA = 1.7580993408473766  # minus the value at which SELU saturates: what alpha dropout puts in
@@ -138,6 +139,7 @@ class ActiveDropout(Wrapper):
         self.alpha = kind in (nn.AlphaDropout, nn.FeatureAlphaDropout)
         self.by_channel = kind not in (nn.Dropout, nn.AlphaDropout)
         self.slot = PassSlot()  # the model replaces it
+        self.noise_scale = 1.0
 
     @property
     def p(self) -> float:
@@ -147,6 +149,14 @@ class ActiveDropout(Wrapper):
     def p(self, rate: float) -> None:
         self.layer.p = rate  # type: ignore[assignment]
 
+    @property
+    def rate(self) -> float:
+        """The rate in use: ``p``, with the standard deviation of the mask times ``noise_scale``."""
+        if self.noise_scale == 1 or self.p == 1:
+            return self.p
+        variance = self.noise_scale**2 * self.p / (1 - self.p)  # of a mask with mean 1
+        return variance / (1 + variance)
+
     def restore(self) -> nn.Module:
         own, replacement = self.replaced
         if self.p == replacement:  # a rate that was set since is the user's, and stays
@@ -154,21 +164,22 @@ class ActiveDropout(Wrapper):
         return super().restore()
 
     def extra_repr(self) -> str:
-        return f"p={self.p}"
+        return f"p={self.rate:g}"
 
     def forward(self, x: Tensor) -> Tensor:
+        rate = self.rate
         state: MemberPass | None = self.slot.get()
         masks: DropoutMasks | None = None if state is None else state.sampled
         # Rows that do not belong to members evenly get plain dropout.
         if masks is None or masks.seeds is None or x.shape[0] % masks.count:
-            return self.function(x, self.p, training=True)
+            return self.function(x, rate, training=True)
         shape = x.shape[1:2] + (1,) * (x.dim() - 2) if self.by_channel else x.shape[1:]
-        stays = masks.sample(shape, self.p, x.device).unsqueeze(1)
+        stays = masks.sample(shape, rate, x.device).unsqueeze(1)
         rows = gather(x, len(stays))
         if not self.alpha:
-            return torch.where(stays, rows / (1 - self.p), 0.0).flatten(0, 1)
-        scale = ((ALPHA**2 * self.p + 1) * (1 - self.p)) ** -0.5  # for mean 0 and variance 1
-        return (scale * torch.where(stays, rows, -ALPHA) + scale * ALPHA * self.p).flatten(0, 1)
+            return torch.where(stays, rows / (1 - rate), 0.0).flatten(0, 1)
+        scale = ((ALPHA**2 * rate + 1) * (1 - rate)) ** -0.5  # for mean 0 and variance 1
+        return (scale * torch.where(stays, rows, -ALPHA) + scale * ALPHA * rate).flatten(0, 1)
 
 
 class DropBefore(Wrapper):
@@ -239,6 +250,18 @@ class MCDropout(MemberEnsemble):
         masks = DropoutMasks(len(seeds), seeds)
         for start in range(0, masks.count, width):
             yield partial(self._predict, masks.take(start, width), start)
+
+    def set_noise_scale(self, scale: float) -> None:
+        """Scale the standard deviation of the masks, sqrt(p / (1 - p)), of all dropout layers."""
+        for dropout in self.dropouts:
+            dropout.noise_scale = noise_scale_value(scale)
+
+    def extra_state(self) -> dict[str, Any]:
+        return {**super().extra_state(), "noise_scale": self.dropouts[0].noise_scale}
+
+    def set_extra_state(self, state: Tensor) -> None:
+        super().set_extra_state(state)
+        self.set_noise_scale(json.loads(bytes(state.tolist())).get("noise_scale", 1.0))
 
     def loss(self, x: Any, y: Any, weight: Tensor | None = None) -> Terms:
         if not self.training:

@@ -50,6 +50,7 @@ from lpbnn.model import (
     UncertainModel,
     as_call,
     at_least_one,
+    noise_scale_value,
     stack_members,
     total,
     two_groups,
@@ -142,10 +143,13 @@ class GaussianLayer(Wrapper):
             if isinstance(mean, Tensor) and isinstance(rho, Tensor):
                 yield at_least_float32(mean), F.softplus(at_least_float32(rho))
 
-    def draw(self) -> Noise:
-        """Draw sigma * epsilon, in float32 at least."""
+    def draw(self, scale: Tensor | None = None) -> Noise:
+        """Draw scale * sigma * epsilon, in float32 at least; None is 1."""
         with full_precision(self.weight_rho.device):
-            noise = [std * torch.randn_like(std) for _, std in self.gaussians()]
+            stds = [std for _, std in self.gaussians()]
+            if scale is not None:
+                stds = [std * scale.to(std) for std in stds]
+            noise = [std * torch.randn_like(std) for std in stds]
         return Noise(noise[0], noise[1] if len(noise) > 1 else None)
 
     def kl(self) -> Tensor:
@@ -211,6 +215,7 @@ class MeanFieldBNN(UncertainModel):
     """
 
     kl_weight: Tensor  # beta
+    noise_scale: Tensor  # multiplies sigma in every draw
 
     def __init__(
         self, net: nn.Module, config: Config, conversion: Conversion, **model_options: Any
@@ -228,6 +233,7 @@ class MeanFieldBNN(UncertainModel):
         # Loops that never call before_epoch train with the full KL.
         device = device_of(self.layers[0])
         self.register_buffer("kl_weight", torch.ones((), device=device), persistent=False)
+        self.register_buffer("noise_scale", torch.ones((), device=device))
 
     def outputs(self, *args: Any, **kwargs: Any) -> Outputs:
         # A network may change its inputs in place: every draw gets copies.
@@ -236,7 +242,10 @@ class MeanFieldBNN(UncertainModel):
 
     def draw(self, flip: bool = False) -> list[Noise]:
         """Draw the weights of every layer once."""
-        return [layer.draw()._replace(flip=flip) for layer in self.layers]
+        return [layer.draw(self.noise_scale)._replace(flip=flip) for layer in self.layers]
+
+    def set_noise_scale(self, scale: float) -> None:
+        self.noise_scale.fill_(noise_scale_value(scale))
 
     def _run(self, noises: list[Noise], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outputs:
         """Return the outputs (B, ...) of the network with the drawn weights."""

@@ -11,7 +11,7 @@ from lpbnn.convert.wrapper import Wrapper
 from lpbnn.likelihoods import require_row_weights, require_targets
 from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.members.rows import BatchMode, expand_tree, row_weights, rows_needed
-from lpbnn.model import Terms, as_call, batch_size, total, two_groups
+from lpbnn.model import Terms, as_call, batch_size, noise_scale_value, total, two_groups
 from lpbnn.rank_one.factors import FactorPosterior, LayerFactors, SampledFactors, device_of
 from lpbnn.rank_one.layer import RankOneLayer, with_biases
 from lpbnn.rank_one.norms import BATCH_NORMS, MemberNorm
@@ -105,6 +105,12 @@ class RankOneEnsemble(MemberEnsemble):
     def sample(self, samples: int = 1) -> SampledFactors:
         """Sample the factors of every layer for ``samples`` draws of every member."""
         return with_biases(self.layers, self.posterior().sample(samples, self.noise_scale))
+
+    def set_noise_scale(self, scale: float) -> None:
+        if not self.stochastic:
+            return super().set_noise_scale(scale)
+        self.noise_scale.fill_(noise_scale_value(scale))
+        return None
 
     def probe(self, count: int) -> SampledFactors:
         generator = torch.Generator().manual_seed(0)

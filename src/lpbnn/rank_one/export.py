@@ -1,18 +1,44 @@
 """Freezing: from a distribution over networks to fixed ones that answer the same way twice."""
 
 import copy
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
 from lpbnn.convert.convert import undo as undo_conversion
 from lpbnn.kernels.row_norm import restore_batch_norms
+from lpbnn.likelihoods import Scaling, take_scalings
 from lpbnn.members.partial import remove_expansion_hooks
-from lpbnn.model import UncertainModel, at_least_one
+from lpbnn.model import Readout, UncertainModel, at_least_one
 from lpbnn.predict import seeded, unwrap
 from lpbnn.rank_one.ensemble import RankOneEnsemble
 from lpbnn.rank_one.factors import FixedFactors
 from lpbnn.rank_one.layer import RankOneLayer, member_weights, with_biases
+
+
+class CalibratedReadout(nn.Module):
+    """A readout that rescales the outputs, so that those of an exported graph are calibrated.
+
+    Args:
+        readout: the model's own.
+        scalings: by head; "" for the only one.
+    """
+
+    def __init__(self, readout: Readout, scalings: Mapping[str, Scaling]) -> None:
+        super().__init__()
+        self.readout = readout
+        self.names = tuple(scalings)
+        self.scalings = nn.ModuleList(scalings.values())
+
+    def forward(self, output: Any) -> Any:
+        outputs = self.readout(output)
+        for name, scaling in zip(self.names, self.scalings, strict=True):
+            if not name:
+                return scaling(outputs)
+            outputs = {**outputs, name: scaling(outputs[name])}
+        return outputs
 
 
 class FrozenEnsemble(RankOneEnsemble):
@@ -25,7 +51,8 @@ def freeze(model: nn.Module, *, samples: int = 1, seed: int = 0) -> FrozenEnsemb
     """Sample ``samples`` times J members and keep them; the given model is left as it is.
 
     The members are those, and in the order, that ``predict(model, x, samples=samples, seed=seed)``
-    would use. ``torch.export`` and ONNX take the result.
+    would use. ``torch.export`` and ONNX take the result. If the model was calibrated
+    (``lpbnn.calibration``), the outputs of the frozen one are the rescaled ones.
 
     Args:
         model: built with 'lpbnn', 'batchensemble' or 'rank1'.
@@ -50,11 +77,12 @@ def freeze(model: nn.Module, *, samples: int = 1, seed: int = 0) -> FrozenEnsemb
         layer.factors = FixedFactors(factors.r.detach().clone(), factors.s.detach().clone())
         if factors.bias is not None:
             layer.member_bias = nn.Parameter(factors.bias.detach().clone())
+    likelihood = copy.deepcopy(ensemble.likelihood)
+    readout, scalings = ensemble.readout, take_scalings(likelihood)
+    if scalings:
+        readout = CalibratedReadout(readout, scalings)
     frozen = FrozenEnsemble(
-        net,
-        expand_at=ensemble.expand_at,
-        likelihood=copy.deepcopy(ensemble.likelihood),
-        readout=ensemble.readout,
+        net, expand_at=ensemble.expand_at, likelihood=likelihood, readout=readout
     )
     frozen.check_first_batch = ensemble.check_first_batch
     frozen.execution = ensemble.execution

@@ -1,0 +1,12 @@
+"""Calibration after training: on held-out data, without a gradient step of the network.
+
+- ``calibrate`` and ``fit_scaling``: temperature and vector scaling.
+- ``fit_noise_scale``: the size of the posterior's noise.
+
+Docs: docs/calibration.md.
+"""
+
+from lpbnn.calibration.noise import fit_noise_scale
+from lpbnn.calibration.scaling import calibrate, fit_scaling
+
+__all__ = ["calibrate", "fit_noise_scale", "fit_scaling"]
