@@ -85,7 +85,7 @@ def fit_noise_scale(
                     f"noise of {LARGEST:g} times the posterior's does not make the temperature one. Fix: "
                     "calibrate(model, batches), a temperature, alone or after set_noise_scale(1.5)."
                 )
-        found = float(brentq(slope, low, high, xtol=PRECISION))
+        found: float = brentq(slope, low, high, xtol=PRECISION)  # type: ignore[assignment]
     except BaseException:
         own.set_noise_scale(1.0)
         raise
