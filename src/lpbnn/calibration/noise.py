@@ -50,14 +50,13 @@ def fit_noise_scale(
 
     Example:
         >>> import lpbnn
+        >>> _ = torch.manual_seed(0)
         >>> model = lpbnn.build(nn.Linear(4, 3), "meanfield", num_data=100, std=0.5)
-        >>> x = torch.randn(500, 4)
-        >>> y = (
-        ...     (0.8 * model.net(x)).softmax(1).multinomial(1).squeeze(1)
-        ... )  # less sure than the model
-        >>> tau = fit_noise_scale(model, [(x, y)], samples=8)
-        >>> torch.isclose(model.noise_scale, torch.tensor(tau))
-        tensor(True)
+        >>> x = torch.randn(2000, 4)
+        >>> y = lpbnn.predict(model, x, samples=100).probs.multinomial(1).squeeze(1)
+        >>> model.set_noise_scale(0.5)  # too little
+        >>> fit_noise_scale(model, [(x, y)], samples=25) > 0.5
+        True
     """
     from scipy.optimize import brentq
 
