@@ -50,8 +50,9 @@ def fit_noise_scale(
 
     Example:
         >>> import lpbnn
-        >>> _ = torch.manual_seed(0)
-        >>> model = lpbnn.build(nn.Linear(4, 3), "meanfield", num_data=100, std=0.5)
+        >>> net = nn.Linear(4, 3)
+        >>> _ = net.weight.data.mul_(4)
+        >>> model = lpbnn.build(net, "meanfield", num_data=100, std=1.0)
         >>> x = torch.randn(2000, 4)
         >>> y = lpbnn.predict(model, x, samples=100).probs.multinomial(1).squeeze(1)
         >>> model.set_noise_scale(0.5)  # too little
