@@ -1,0 +1,515 @@
+"""The fair comparison: settings chosen by one rule on held-out images, then five seeds (docs/protocol.md).
+
+``python -m benchmarks.fair --data-root DIR --out runs/fair`` trains in several processes on one device, in
+a fixed order, until everything is done or ``--seconds`` are over; the same command goes on where it stopped.
+``--out`` then holds a JSON and an NPZ for every run.
+"""
+
+import gc
+import math
+import multiprocessing
+import os
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import tyro
+from torch import Tensor
+from torch.nn import functional as F
+
+from lpbnn import data
+from lpbnn.data import Splits
+from lpbnn.data._download import unpickle
+from lpbnn.data.corruptions import CORRUPTIONS, corrupt
+from lpbnn.methods.meanfield import MeanFieldBNN
+from lpbnn.metrics import ClassificationMetrics, DetectionMetrics, corruption_means
+from lpbnn.model import UncertainModel
+from lpbnn.rank_one.ensemble import RankOneEnsemble
+from lpbnn.training.build import DataInfo, build_model
+from lpbnn.training.config import AugmentConfig, EvalConfig, OptimConfig, RunConfig, ScheduleConfig
+from lpbnn.training.environment import BESIDE, environment
+from lpbnn.training.files import read_json, write_json
+from lpbnn.training.launch import launch
+from lpbnn.training.scoring import Predictor
+from lpbnn.training.train import fit
+
+Options = dict[str, Any]
+Probs = dict[str, Tensor]
+
+# Two settings of every method: what most decides its accuracy and its noise. "weight_decay" is the
+# optimizer's, the others are the method's options.
+CANDIDATES: dict[str, tuple[Options, Options]] = {
+    "lpbnn": ({"log_variance": -2.0}, {"log_variance": -1.0}),
+    "rank1": ({"init_std": 0.1}, {"init": "signs"}),
+    "batchensemble": ({"init_std": 0.1}, {"init_std": 0.25}),
+    "mcdropout": ({"rate": 0.1}, {"rate": 0.05}),
+    "mcp": ({"weight_decay": 5e-4}, {"weight_decay": 1e-3}),
+    "meanfield": ({"prior_std": 0.1, "std": 1e-3}, {"prior_std": 0.1, "std": 1e-2}),
+    "edl": ({"risk": "digamma"}, {"risk": "log_marginal"}),
+}
+LATE = ("meanfield", "edl")  # the last to get seeds 3 and 4
+SAMPLES = 4  # draws of each member of a stochastic method
+TIE = 1e-3  # held-out NLL closer than this: the more accurate setting
+ENSEMBLE = 4  # networks in a Deep Ensemble
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that decides the numbers, and how long to work on them."""
+
+    data_root: Path
+    out: Path
+    seconds: float = math.inf
+    """No run is started that would not end in this time; those that have not ended then are lost."""
+    workers: int = 1
+    """Processes that share the device."""
+    methods: tuple[str, ...] = tuple(CANDIDATES)
+    seeds: int = 5
+    backbone: str = "wrn-16-4"
+    epochs: int = 30
+    batch_size: int = 128
+    train: int | None = None
+    """Only so many training images: to try the command."""
+    images: int | None = None
+    """At most so many images of every set that is measured."""
+    corruption_images: int = 1000
+    severities: tuple[int, ...] = (1, 3, 5)
+    graph: bool = True
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training with one setting: a trial, or a final run that is measured on the test set."""
+
+    method: str
+    candidate: int
+    seed: int
+    final: bool
+
+    @property
+    def name(self) -> str:
+        return f"{'final' if self.final else 'trial'}-{self.method}-{self.candidate}-{self.seed}"
+
+    @property
+    def options(self) -> Options:
+        return CANDIDATES[self.method][self.candidate]
+
+
+def run_config(plan: Plan, job: Job) -> RunConfig:
+    """Return the config of a run; only the method, its setting and the seed differ between runs."""
+    options = dict(job.options)
+    decay = options.pop("weight_decay", 5e-4)
+    cuda = torch.cuda.is_available()
+    return RunConfig(
+        method=job.method,
+        method_options=options,
+        backbone=plan.backbone,
+        data="cifar10",
+        seed=job.seed,
+        epochs=plan.epochs,
+        batch_size=plan.batch_size,
+        drop_last=True,
+        optim=OptimConfig(lr=0.1, weight_decay=decay),
+        schedule=ScheduleConfig("cosine", warmup=min(2.0, plan.epochs / 4)),
+        augment=AugmentConfig(cutout=16),
+        evaluate=EvalConfig(samples=SAMPLES, batch_size=1000, chunk=8000),
+        precision="bf16" if cuda else "32",
+        channels_last=cuda,
+        graph=plan.graph,
+        validate_every=0,
+        progress=False,
+    )
+
+
+# ---------------------------------------------------------------------------------------------- the data
+
+
+@dataclass(frozen=True)
+class Images:
+    """The splits, and every set that is measured: name to images."""
+
+    splits: Splits
+    measured: dict[str, Tensor]
+    labels: dict[str, Tensor]
+
+
+def load_images(plan: Plan) -> Images:
+    """Load CIFAR-10 with 5,000 held-out images, SVHN, and the test part of CIFAR-100."""
+    splits = data.load("cifar10", str(plan.data_root), val=5000, checksum="any")
+    if plan.train is not None:
+        splits = replace(splits, train=splits.train.take(slice(plan.train)))
+    hundred = unpickle(plan.data_root / "cifar-100-python" / "test")["data"]
+    held_out, test = (part.take(slice(plan.images)) for part in (splits.val, splits.test))
+    measured = {
+        "held_out": held_out.inputs,
+        "test": test.inputs,
+        "svhn": splits.ood["svhn"].inputs[: plan.images],
+        "cifar100": torch.from_numpy(np.array(hundred)).view(-1, 3, 32, 32)[: plan.images],
+    }
+    labels = {"held_out": held_out.targets, "test": test.targets}
+    return Images(splits, measured, labels)
+
+
+def corrupted_names(plan: Plan) -> list[tuple[str, int]]:
+    return [(name, level) for name in CORRUPTIONS for level in plan.severities]
+
+
+def write_corrupted(plan: Plan, test: Tensor) -> None:
+    """Write the corrupted test images, (sets, N, 3, 32, 32); all runs meet the same ones."""
+    path = plan.out / "corrupted.npy"
+    if path.is_file():
+        return
+    images = test[: plan.corruption_images]
+    sets = [corrupt(images, name, level, seed=0).numpy() for name, level in corrupted_names(plan)]
+    part = path.with_suffix(".part")
+    with part.open("wb") as file:
+        np.save(file, np.stack(sets))
+    part.rename(path)
+
+
+# --------------------------------------------------------------------------------------- noise and scores
+
+
+@contextmanager
+def noise(model: UncertainModel, scale: float) -> Iterator[None]:
+    """Multiply the standard deviation of what the model draws by ``scale`` inside the block.
+
+    The noise of dropout at rate p has the standard deviation sqrt(p / (1 - p)).
+    """
+    before = [(tensor, tensor.detach().clone()) for tensor in _noise_parameters(model)]
+    rates = [(dropout, dropout.p) for dropout in getattr(model, "dropouts", [])]
+    with torch.no_grad():
+        for tensor, value in before:
+            if isinstance(model, RankOneEnsemble):
+                tensor.copy_(scale * value)
+            else:  # softplus(rho) is the standard deviation
+                std = scale * F.softplus(value)
+                tensor.copy_(std + torch.log(-torch.expm1(-std)))
+    for dropout, rate in rates:
+        odds = scale**2 * rate / (1 - rate)
+        dropout.p = odds / (1 + odds)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in before:
+                tensor.copy_(value)
+        for dropout, rate in rates:
+            dropout.p = rate
+
+
+def _noise_parameters(model: UncertainModel) -> list[Tensor]:
+    if isinstance(model, RankOneEnsemble):
+        return [model.noise_scale]
+    if isinstance(model, MeanFieldBNN):
+        return [p for name, p in model.named_parameters() if name.endswith("_rho")]
+    return []
+
+
+def entropy(probs: Tensor) -> Tensor:
+    return torch.special.entr(probs).sum(-1)
+
+
+def fit_temperature(probs: Tensor, labels: Tensor) -> float:
+    """Return the T that minimises the NLL of softmax(log(p) / T), by bisection of the slope."""
+    logs = probs.double().clamp_min(1e-30).log()
+    own = logs.gather(1, labels[:, None]).squeeze(1)
+    low, high = -3.0, 3.0  # of -log T; the NLL is convex in 1 / T
+    for _ in range(50):
+        middle = (low + high) / 2
+        mean = (torch.softmax(math.exp(middle) * logs, 1) * logs).sum(1)
+        low, high = (middle, high) if float((mean - own).mean()) < 0 else (low, middle)
+    return math.exp(-(low + high) / 2)
+
+
+def tempered(probs: Tensor, temperature: float) -> Tensor:
+    return torch.softmax(probs.clamp_min(1e-30).log() / temperature, -1)
+
+
+def classification(probs: Tensor, labels: Tensor) -> dict[str, float]:
+    metrics = ClassificationMetrics()
+    metrics.update(probs, labels)
+    return metrics.compute()
+
+
+def detection(inside: Tensor, outside: Tensor) -> dict[str, float]:
+    metrics = DetectionMetrics()
+    metrics.update(inside, torch.zeros_like(inside, dtype=torch.bool))
+    metrics.update(outside, torch.ones_like(outside, dtype=torch.bool))
+    return metrics.compute()
+
+
+def scores(probs: Probs, labels: dict[str, Tensor], plan: Plan) -> dict[str, Any]:
+    """Return every metric of a model's mean probabilities; without a test set, those of a trial."""
+    found: dict[str, Any] = {"held_out": classification(probs["held_out"], labels["held_out"])}
+    if "test" not in probs:
+        return found
+    found["test"] = classification(probs["test"], labels["test"])
+    found["ood"] = {
+        name: {
+            "max": detection(1 - probs["test"].amax(-1), 1 - probs[name].amax(-1)),
+            "entropy": detection(entropy(probs["test"]), entropy(probs[name])),
+        }
+        for name in ("svhn", "cifar100")
+    }
+    few = labels["test"][: plan.corruption_images]
+    sets = [classification(each, few) for each in probs["corrupted"]]
+    mean = {key: math.fsum(one[key] for one in sets) / len(sets) for key in ("nll", "brier")}
+    names = [f"{name}/{level}" for name, level in corrupted_names(plan)]
+    by_set = dict(zip(names, sets, strict=True))
+    found["corruption"] = {**corruption_means(sets), **mean, "sets": by_set}
+    return found
+
+
+def with_temperature(probs: Probs, labels: dict[str, Tensor], plan: Plan) -> dict[str, Any]:
+    """Return the scores as they are and after a temperature that is fitted on the held-out images."""
+    temperature = fit_temperature(probs["held_out"], labels["held_out"])
+    cooled = {name: tempered(p, temperature) for name, p in probs.items()}
+    return {
+        "temperature": temperature,
+        "raw": scores(probs, labels, plan),
+        "tempered": scores(cooled, labels, plan),
+    }
+
+
+# ----------------------------------------------------------------------------------------- one run
+
+
+class Runner:
+    """What a process needs for its runs: the images on the device."""
+
+    def __init__(self, plan: Plan) -> None:
+        torch.set_num_threads(1)
+        self.plan, self.images = plan, load_images(plan)
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.labels = {name: y.to(self.device) for name, y in self.images.labels.items()}
+        self.measured = {name: x.to(self.device) for name, x in self.images.measured.items()}
+
+    def run(self, job: Job) -> None:
+        """Train and measure; the JSON is written last."""
+        config = run_config(self.plan, job)
+        info = DataInfo.of(self.images.splits)
+        fabric = launch(config)
+        model = build_model(config, info)
+        weights = self.plan.out / f"trial-{job.method}-{job.candidate}-{job.seed}.pt"
+        record: dict[str, Any] = {"job": job.name, "final": job.final, "candidate": job.candidate}
+        if job.final and weights.is_file():
+            state = torch.load(weights, map_location=self.device)
+            model.to(self.device).load_state_dict(state["model"])
+            training = state["training"]
+        else:
+            trained = fit(model, self.images.splits, config, fabric)
+            training = {
+                "epochs": trained.epochs,
+                "diverged": trained.diverged,
+                "seconds": trained.seconds,
+                "peak_memory": trained.peak_memory,
+                "last": trained.rows[-1],
+            }
+            if not job.final:
+                torch.save({"model": model.state_dict(), "training": training}, weights)
+        self.predictor = Predictor(model, info, config, self.device, fabric.autocast)
+        record |= {"config": config.to_data(), "training": training}
+        record |= {"data": self.images.splits.description, "environment": environment(self.device)}
+        started = time.perf_counter()
+        record["noise"] = {}
+        for name, scale in self.noise_scales(model, job.final):
+            with noise(model, scale):
+                probs = self.predict(job.final)
+            measured = with_temperature(probs, self.labels, self.plan)
+            record["noise"][name] = {"scale": scale, **measured}
+            if job.final:
+                arrays = {key: p.cpu().numpy() for key, p in probs.items()}
+                np.savez(self.plan.out / f"{job.name}-{name}.npz", **arrays)
+        record["evaluation_seconds"] = time.perf_counter() - started
+        write_json(self.plan.out / f"{job.name}.json", record)
+
+    def noise_scales(self, model: UncertainModel, final: bool) -> list[tuple[str, float]]:
+        """Return the noise of training, and for a final run the one that calibrates."""
+        if not final or not model.stochastic:
+            return [("trained", 1.0)]
+        return [("trained", 1.0), ("fitted", self.fit_noise(model))]
+
+    def fit_noise(self, model: UncertainModel) -> float:
+        """Return the scale at which a fitted temperature is one: held-out NLL = mean entropy.
+
+        The NLL's slope by the temperature at one is the mean entropy minus the NLL. Secant steps on the
+        logarithm of the scale, which stays between 1/8 and 8.
+        """
+        labels = self.labels["held_out"]
+
+        def excess(log_scale: float) -> float:
+            with noise(model, math.exp(log_scale)):
+                probs = self.probs(self.measured["held_out"])
+            nll = -probs.gather(1, labels[:, None]).clamp_min(1e-30).log().mean()
+            return float(nll - entropy(probs).mean())
+
+        limit = math.log(8)
+        x0, f0 = 0.0, excess(0.0)
+        x1 = 0.4 if f0 > 0 else -0.4  # too sure: more noise
+        for _ in range(6):
+            f1 = excess(x1)
+            if abs(f1) < 5e-4 or f1 == f0:
+                break
+            step = -f1 * (x1 - x0) / (f1 - f0)
+            x0, f0, x1 = x1, f1, min(limit, max(-limit, x1 + max(-1.0, min(1.0, step))))
+        return math.exp(x1)
+
+    def probs(self, images: Tensor) -> Tensor:
+        """Return the mean probabilities of raw images (N, 3, 32, 32), (N, classes)."""
+        parts = images.split(self.predictor.batch_size)
+        return torch.cat([self.predictor(x, keep_members=False).probs.float() for x in parts])
+
+    def predict(self, final: bool) -> Probs:
+        """Predict every set; a trial sees the held-out images alone."""
+        if not final:
+            return {"held_out": self.probs(self.measured["held_out"])}
+        found = {name: self.probs(x) for name, x in self.measured.items()}
+        path = self.plan.out / "corrupted.npy"
+        while not path.is_file():  # another process is writing it
+            time.sleep(0.5)
+        sets = torch.from_numpy(np.load(path)).to(self.device)
+        found["corrupted"] = self.probs(sets.flatten(0, 1)).unflatten(0, sets.shape[:2])
+        return found
+
+
+_runner: Runner | None = None
+
+
+def _start(plan: Plan) -> None:
+    global _runner
+    _runner = Runner(plan)
+
+
+def _work(job: Job) -> str:
+    assert _runner is not None
+    try:
+        _runner.run(job)
+    except Exception:  # one run that fails does not end the others
+        return traceback.format_exc()
+    finally:
+        gc.collect()  # of a recorded training step
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    return ""
+
+
+# ------------------------------------------------------------------------------------ the order of runs
+
+
+def chosen(plan: Plan, method: str) -> int | None:
+    """Return the candidate with the lowest held-out NLL after a temperature; None if a trial is missing."""
+    found = []
+    for candidate in range(len(CANDIDATES[method])):
+        path = plan.out / f"{Job(method, candidate, 0, final=False).name}.json"
+        if not path.is_file():
+            return None
+        held_out = read_json(path)["noise"]["trained"]["tempered"]["held_out"]
+        found.append((held_out["nll"], -held_out["accuracy"], candidate))
+    best = min(found)[0]
+    return min((a, nll, candidate) for nll, a, candidate in found if nll < best + TIE)[2]
+
+
+def pending(plan: Plan, started: set[Job]) -> Iterator[Job]:
+    """Yield the runs that can be started now, in the order in which they are wanted."""
+    trials = [
+        Job(method, candidate, 0, final=False)
+        for candidate in range(max(map(len, CANDIDATES.values())))
+        for method in plan.methods
+    ]
+    order = sorted(
+        ((seed, method) for seed in range(plan.seeds) for method in plan.methods),
+        key=lambda one: (one[1] in LATE and one[0] > 2, one[0]),
+    )
+    for job in trials:
+        if job not in started and not (plan.out / f"{job.name}.json").is_file():
+            yield job
+    for seed, method in order:
+        candidate = chosen(plan, method)
+        if candidate is None:
+            continue
+        job = Job(method, candidate, seed, final=True)
+        if job not in started and not (plan.out / f"{job.name}.json").is_file():
+            yield job
+
+
+def ensembles(plan: Plan, labels: dict[str, Tensor]) -> None:
+    """Measure Deep Ensembles of MCP's final runs: each leaves one seed out, so they overlap."""
+    candidate = chosen(plan, "mcp") if "mcp" in plan.methods else None
+    if candidate is None:
+        return
+    jobs = [Job("mcp", candidate, seed, final=True) for seed in range(plan.seeds)]
+    paths = [plan.out / f"{job.name}-trained.npz" for job in jobs]
+    if not all((plan.out / f"{job.name}.json").is_file() for job in jobs):
+        return
+    for left_out in range(len(jobs)):
+        members = [np.load(path) for seed, path in enumerate(paths) if seed != left_out]
+        probs = {
+            name: torch.from_numpy(np.mean([m[name] for m in members], 0)) for name in members[0]
+        }
+        record = {
+            "job": f"ensemble-{left_out}",
+            "members": [job.name for seed, job in enumerate(jobs) if seed != left_out],
+            "noise": {"trained": {"scale": 1.0, **with_temperature(probs, labels, plan)}},
+            "environment": environment("cpu"),
+        }
+        write_json(plan.out / f"ensemble-{left_out}.json", record)
+
+
+def main(plan: Plan) -> None:
+    """Start runs in their order, as many at a time as there are workers."""
+    begun = time.monotonic()
+    plan.out.mkdir(parents=True, exist_ok=True)
+    os.environ[BESIDE] = str(plan.workers)
+    running: dict[Job, tuple[Any, float]] = {}
+    started: set[Job] = set()
+    needed: dict[tuple[str, bool], float] = {}  # seconds of the last run of a kind
+    failed = 0
+    with multiprocessing.get_context("spawn").Pool(plan.workers, _start, (plan,)) as pool:
+        images = load_images(plan)
+        waiting_for_sets = True
+        while True:
+            elapsed = time.monotonic() - begun
+            for job, (result, since) in list(running.items()):
+                if not result.ready():
+                    continue
+                del running[job]
+                failed += bool(problem := result.get())
+                needed[job.method, job.final] = time.monotonic() - since
+                print(f"{elapsed:6.0f} s  {job.name}: {problem or _line(plan, job)}", flush=True)
+            for job in list(pending(plan, started)):
+                guess = needed.get((job.method, job.final), needed.get((job.method, False), 0.0))
+                if len(running) == plan.workers or elapsed + guess > plan.seconds:
+                    break
+                running[job] = (pool.apply_async(_work, (job,)), time.monotonic())
+                started.add(job)
+            if not running or elapsed > plan.seconds or failed > plan.workers:
+                break
+            if waiting_for_sets:
+                write_corrupted(plan, images.measured["test"])
+                waiting_for_sets = False
+            time.sleep(0.5)
+    print(f"{elapsed:6.0f} s  ended; {len(running)} runs were stopped, {failed} failed", flush=True)
+    ensembles(plan, images.labels)
+
+
+def _line(plan: Plan, job: Job) -> str:
+    """Return a run in one line."""
+    record = read_json(plan.out / f"{job.name}.json")
+    seconds = f"{record['training']['seconds']:.0f} + {record['evaluation_seconds']:.0f} s"
+    shown = []
+    for name, found in record["noise"].items():
+        part = found["raw"].get("test") or found["raw"]["held_out"]
+        values = " ".join(f"{key} {part[key]:.4f}" for key in ("accuracy", "nll", "ece"))
+        shown.append(f"{name} x{found['scale']:.2f} T {found['temperature']:.2f} {values}")
+    return f"{seconds}; {'; '.join(shown)}"
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Plan))
