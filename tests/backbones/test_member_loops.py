@@ -106,7 +106,9 @@ def test_one_by_one_and_together_members_answer_as_when_everything_is_repeated(
             torch.testing.assert_close(parts.members, expected.members, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[] if k == "LP-BNN" else pytest.mark.slow) for k in KINDS]
+)
 def test_a_compiled_network_writes_out_the_second_part_alone(
     kind: str, fill_device: Callable[[bool], None]
 ) -> None:

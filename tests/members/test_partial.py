@@ -235,7 +235,7 @@ def test_the_shared_part_runs_once_for_all_samples(
     )  # 60 members, 15 for each pass: memory does not grow with them
 
 
-@pytest.mark.parametrize("batch_norm", ["shared", "member"])
+@pytest.mark.parametrize("batch_norm", [pytest.param("shared", marks=pytest.mark.slow), "member"])
 def test_a_compiled_network_runs_its_members_one_by_one(
     batch_norm: str, fill_device: Callable[[bool], None]
 ) -> None:

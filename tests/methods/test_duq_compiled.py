@@ -97,7 +97,7 @@ def test_inductor_gives_the_same_numbers() -> None:
     assert_equal(expected, found, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("precision", ["32", "bf16"])
+@pytest.mark.parametrize("precision", [pytest.param("32", marks=pytest.mark.slow), "bf16"])
 def test_steps_of_the_engine_are_one_graph(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a Wide ResNet, in both precisions, and a smaller last batch."""
     from lpbnn.training import OptimConfig, RunConfig

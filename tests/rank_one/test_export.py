@@ -99,7 +99,12 @@ def test_a_mean_weight_needs_a_weight_to_set() -> None:
         lpbnn.mean_network(lpbnn.build(net, "batchensemble"))
 
 
-@pytest.mark.parametrize("case", CASES)
+QUICK = {"Vit", "ResNet, its last stages"}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=[] if c in QUICK else pytest.mark.slow) for c in CASES]
+)
 def test_compile_without_a_break(case: str) -> None:
     kind, options = CASES[case]
     model = build(kind, **options)

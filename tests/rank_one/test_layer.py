@@ -201,7 +201,7 @@ def test_sampled_together_or_alone_is_the_same_to_rounding() -> None:
         assert torch.equal(s, factors.s)
 
 
-@pytest.mark.parametrize("method", ["batchensemble", "lpbnn"])
+@pytest.mark.parametrize("method", [pytest.param("batchensemble", marks=pytest.mark.slow), "lpbnn"])
 def test_a_compiled_loss_takes_any_batch_and_gives_the_same_gradients(method: str) -> None:
     net = nn.Sequential(
         nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 2)

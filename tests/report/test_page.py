@@ -12,6 +12,7 @@ import pytest
 from report.conftest import METHODS, Make, arrays, examples, info
 
 from lpbnn.report import PaperTable, write_report
+from lpbnn.report.colours import colour_of
 from lpbnn.training.rundir import RunDir
 
 EVIL = "</title></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
@@ -234,9 +235,9 @@ def test_a_method_has_its_colour_whatever_else_is_on_the_page(make: Make, tmp_pa
         )
         return {name: f"{kind} {colour}" for kind, colour, name in found}
 
-    made = {method: make(method) for method in METHODS}
+    assert len({colour_of(method) for method in METHODS}) == len(METHODS)
+    made = {method: make(method) for method in ("mcp", "lpbnn", "tradi")}
     all_of_them = chips(*made.values())
-    assert len(set(all_of_them.values())) == len(METHODS)
     assert all_of_them["LP-BNN"] == "chip --m0"
     for method, path in made.items():
         ((name, colour),) = chips(path).items()

@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lpbnn.data import Augment
@@ -76,6 +76,7 @@ plain = st.recursive(
 )
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.dictionaries(st.text(), plain), st.floats(1e-6, 1e3), st.integers(0, 2**40))
 def test_any_options_survive(options: dict[str, Any], lr: float, seed: int) -> None:
     config = RunConfig(method_options=options, optim=OptimConfig(lr=lr), seed=seed)
