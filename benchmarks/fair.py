@@ -12,8 +12,8 @@ import os
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,14 @@ import numpy as np
 import torch
 import tyro
 from torch import Tensor
-from torch.nn import functional as F
 
 from lpbnn import data
+from lpbnn.calibration import fit_noise_scale, fit_scaling
 from lpbnn.data import Splits
 from lpbnn.data._download import unpickle
 from lpbnn.data.corruptions import CORRUPTIONS, corrupt
-from lpbnn.methods.meanfield import MeanFieldBNN
 from lpbnn.metrics import ClassificationMetrics, DetectionMetrics, corruption_means
 from lpbnn.model import UncertainModel
-from lpbnn.rank_one.ensemble import RankOneEnsemble
 from lpbnn.training.build import DataInfo, build_model
 from lpbnn.training.config import AugmentConfig, EvalConfig, OptimConfig, RunConfig, ScheduleConfig
 from lpbnn.training.environment import BESIDE, environment
@@ -56,7 +54,7 @@ CANDIDATES: dict[str, tuple[Options, Options]] = {
 LATE = ("meanfield", "edl")  # the last to get seeds 3 and 4
 SAMPLES = 4  # draws of each member of a stochastic method
 TIE = 1e-3  # held-out NLL closer than this: the more accurate setting
-ENSEMBLE = 4  # networks in a Deep Ensemble
+TINY = 1e-30  # a probability's floor under its logarithm
 
 
 @dataclass(frozen=True)
@@ -176,60 +174,15 @@ def write_corrupted(plan: Plan, test: Tensor) -> None:
 # --------------------------------------------------------------------------------------- noise and scores
 
 
-@contextmanager
-def noise(model: UncertainModel, scale: float) -> Iterator[None]:
-    """Multiply the standard deviation of what the model draws by ``scale`` inside the block.
-
-    The noise of dropout at rate p has the standard deviation sqrt(p / (1 - p)).
-    """
-    before = [(tensor, tensor.detach().clone()) for tensor in _noise_parameters(model)]
-    rates = [(dropout, dropout.p) for dropout in getattr(model, "dropouts", [])]
-    with torch.no_grad():
-        for tensor, value in before:
-            if isinstance(model, RankOneEnsemble):
-                tensor.copy_(scale * value)
-            else:  # softplus(rho) is the standard deviation
-                std = scale * F.softplus(value)
-                tensor.copy_(std + torch.log(-torch.expm1(-std)))
-    for dropout, rate in rates:
-        odds = scale**2 * rate / (1 - rate)
-        dropout.p = odds / (1 + odds)
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for tensor, value in before:
-                tensor.copy_(value)
-        for dropout, rate in rates:
-            dropout.p = rate
-
-
-def _noise_parameters(model: UncertainModel) -> list[Tensor]:
-    if isinstance(model, RankOneEnsemble):
-        return [model.noise_scale]
-    if isinstance(model, MeanFieldBNN):
-        return [p for name, p in model.named_parameters() if name.endswith("_rho")]
-    return []
-
-
 def entropy(probs: Tensor) -> Tensor:
     return torch.special.entr(probs).sum(-1)
 
 
-def fit_temperature(probs: Tensor, labels: Tensor) -> float:
-    """Return the T that minimises the NLL of softmax(log(p) / T), by bisection of the slope."""
-    logs = probs.double().clamp_min(1e-30).log()
-    own = logs.gather(1, labels[:, None]).squeeze(1)
-    low, high = -3.0, 3.0  # of -log T; the NLL is convex in 1 / T
-    for _ in range(50):
-        middle = (low + high) / 2
-        mean = (torch.softmax(math.exp(middle) * logs, 1) * logs).sum(1)
-        low, high = (middle, high) if float((mean - own).mean()) < 0 else (low, middle)
-    return math.exp(-(low + high) / 2)
-
-
-def tempered(probs: Tensor, temperature: float) -> Tensor:
-    return torch.softmax(probs.clamp_min(1e-30).log() / temperature, -1)
+def average(members: Tensor, temperature: float = 1.0) -> Tensor:
+    """Return the mean over members (S, N, C) of their probabilities after a temperature, (N, C)."""
+    if temperature == 1:
+        return members.mean(0)
+    return torch.softmax(members.clamp_min(TINY).log() / temperature, -1).mean(0)
 
 
 def classification(probs: Tensor, labels: Tensor) -> dict[str, float]:
@@ -259,7 +212,7 @@ def scores(probs: Probs, labels: dict[str, Tensor], plan: Plan) -> dict[str, Any
         for name in ("svhn", "cifar100")
     }
     few = labels["test"][: plan.corruption_images]
-    sets = [classification(each, few) for each in probs["corrupted"]]
+    sets = [classification(each, few) for each in probs["corrupted"].split(len(few))]
     mean = {key: math.fsum(one[key] for one in sets) / len(sets) for key in ("nll", "brier")}
     names = [f"{name}/{level}" for name, level in corrupted_names(plan)]
     by_set = dict(zip(names, sets, strict=True))
@@ -267,13 +220,15 @@ def scores(probs: Probs, labels: dict[str, Tensor], plan: Plan) -> dict[str, Any
     return found
 
 
-def with_temperature(probs: Probs, labels: dict[str, Tensor], plan: Plan) -> dict[str, Any]:
+def with_temperature(members: Probs, labels: dict[str, Tensor], plan: Plan) -> dict[str, Any]:
     """Return the scores as they are and after a temperature that is fitted on the held-out images."""
-    temperature = fit_temperature(probs["held_out"], labels["held_out"])
-    cooled = {name: tempered(p, temperature) for name, p in probs.items()}
+    logs = members["held_out"].clamp_min(TINY).log()
+    temperature = fit_scaling(logs, labels["held_out"]).temperature
+    raw = {name: average(p) for name, p in members.items()}
+    cooled = {name: average(p, temperature) for name, p in members.items()}
     return {
         "temperature": temperature,
-        "raw": scores(probs, labels, plan),
+        "raw": scores(raw, labels, plan),
         "tempered": scores(cooled, labels, plan),
     }
 
@@ -319,63 +274,52 @@ class Runner:
         record |= {"data": self.images.splits.description, "environment": environment(self.device)}
         started = time.perf_counter()
         record["noise"] = {}
-        for name, scale in self.noise_scales(model, job.final):
-            with noise(model, scale):
-                probs = self.predict(job.final)
-            measured = with_temperature(probs, self.labels, self.plan)
+        for name, scale in self.noise_scales(model, fabric.autocast, job.final):
+            if name == "fitted":
+                model.set_noise_scale(scale)
+            members = self.predict(job.final)
+            measured = with_temperature(members, self.labels, self.plan)
             record["noise"][name] = {"scale": scale, **measured}
             if job.final:
-                arrays = {key: p.cpu().numpy() for key, p in probs.items()}
+                arrays = {key: average(p).cpu().numpy() for key, p in members.items()}
                 np.savez(self.plan.out / f"{job.name}-{name}.npz", **arrays)
         record["evaluation_seconds"] = time.perf_counter() - started
         write_json(self.plan.out / f"{job.name}.json", record)
 
-    def noise_scales(self, model: UncertainModel, final: bool) -> list[tuple[str, float]]:
-        """Return the noise of training, and for a final run the one that calibrates."""
+    def noise_scales(
+        self, model: UncertainModel, autocast: Any, final: bool
+    ) -> list[tuple[str, float]]:
+        """Return the noise of training, and for a final run the one that calibrates, if there is one."""
+        trained = [("trained", 1.0)]
         if not final or not model.stochastic:
-            return [("trained", 1.0)]
-        return [("trained", 1.0), ("fitted", self.fit_noise(model))]
+            return trained
+        inputs = self.predictor.prepare(self.measured["held_out"])
+        batches = list(zip(inputs.split(500), self.labels["held_out"].split(500), strict=True))
+        try:
+            with autocast():
+                fitted = fit_noise_scale(model, batches, samples=SAMPLES, seed=self.predictor.seed)
+        except ValueError as error:
+            print(f"{type(model).__name__}: {error}", flush=True)
+            return trained
+        model.set_noise_scale(1.0)
+        return [*trained, ("fitted", fitted)]
 
-    def fit_noise(self, model: UncertainModel) -> float:
-        """Return the scale at which a fitted temperature is one: held-out NLL = mean entropy.
-
-        The NLL's slope by the temperature at one is the mean entropy minus the NLL. Secant steps on the
-        logarithm of the scale, which stays between 1/8 and 8.
-        """
-        labels = self.labels["held_out"]
-
-        def excess(log_scale: float) -> float:
-            with noise(model, math.exp(log_scale)):
-                probs = self.probs(self.measured["held_out"])
-            nll = -probs.gather(1, labels[:, None]).clamp_min(1e-30).log().mean()
-            return float(nll - entropy(probs).mean())
-
-        limit = math.log(8)
-        x0, f0 = 0.0, excess(0.0)
-        x1 = 0.4 if f0 > 0 else -0.4  # too sure: more noise
-        for _ in range(6):
-            f1 = excess(x1)
-            if abs(f1) < 5e-4 or f1 == f0:
-                break
-            step = -f1 * (x1 - x0) / (f1 - f0)
-            x0, f0, x1 = x1, f1, min(limit, max(-limit, x1 + max(-1.0, min(1.0, step))))
-        return math.exp(x1)
-
-    def probs(self, images: Tensor) -> Tensor:
-        """Return the mean probabilities of raw images (N, 3, 32, 32), (N, classes)."""
+    def members(self, images: Tensor) -> Tensor:
+        """Return the probabilities of all members for raw images (N, 3, 32, 32), (S, N, classes)."""
         parts = images.split(self.predictor.batch_size)
-        return torch.cat([self.predictor(x, keep_members=False).probs.float() for x in parts])
+        found = [self.predictor(x).members for x in parts]
+        return torch.cat([p.float() for p in found if p is not None], 1)
 
     def predict(self, final: bool) -> Probs:
         """Predict every set; a trial sees the held-out images alone."""
         if not final:
-            return {"held_out": self.probs(self.measured["held_out"])}
-        found = {name: self.probs(x) for name, x in self.measured.items()}
+            return {"held_out": self.members(self.measured["held_out"])}
+        found = {name: self.members(x) for name, x in self.measured.items()}
         path = self.plan.out / "corrupted.npy"
         while not path.is_file():  # another process is writing it
             time.sleep(0.5)
         sets = torch.from_numpy(np.load(path)).to(self.device)
-        found["corrupted"] = self.probs(sets.flatten(0, 1)).unflatten(0, sets.shape[:2])
+        found["corrupted"] = self.members(sets.flatten(0, 1))
         return found
 
 
@@ -440,26 +384,23 @@ def pending(plan: Plan, started: set[Job]) -> Iterator[Job]:
 
 
 def ensembles(plan: Plan, labels: dict[str, Tensor]) -> None:
-    """Measure Deep Ensembles of MCP's final runs: each leaves one seed out, so they overlap."""
+    """Measure the Deep Ensembles of every four of MCP's final runs; they overlap."""
     candidate = chosen(plan, "mcp") if "mcp" in plan.methods else None
-    if candidate is None:
-        return
-    jobs = [Job("mcp", candidate, seed, final=True) for seed in range(plan.seeds)]
-    paths = [plan.out / f"{job.name}-trained.npz" for job in jobs]
-    if not all((plan.out / f"{job.name}.json").is_file() for job in jobs):
-        return
-    for left_out in range(len(jobs)):
-        members = [np.load(path) for seed, path in enumerate(paths) if seed != left_out]
-        probs = {
-            name: torch.from_numpy(np.mean([m[name] for m in members], 0)) for name in members[0]
+    names = [Job("mcp", candidate or 0, seed, final=True).name for seed in range(plan.seeds)]
+    done = [name for name in names if (plan.out / f"{name}.json").is_file()]
+    for number, group in enumerate(combinations(done, 4)):
+        networks = [np.load(plan.out / f"{name}-trained.npz") for name in group]
+        members = {
+            name: torch.from_numpy(np.stack([one[name] for one in networks]))
+            for name in networks[0].files
         }
         record = {
-            "job": f"ensemble-{left_out}",
-            "members": [job.name for seed, job in enumerate(jobs) if seed != left_out],
-            "noise": {"trained": {"scale": 1.0, **with_temperature(probs, labels, plan)}},
+            "job": f"ensemble-{number}",
+            "members": group,
+            "noise": {"trained": {"scale": 1.0, **with_temperature(members, labels, plan)}},
             "environment": environment("cpu"),
         }
-        write_json(plan.out / f"ensemble-{left_out}.json", record)
+        write_json(plan.out / f"ensemble-{number}.json", record)
 
 
 def main(plan: Plan) -> None:
