@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lpbnn.build import build
     from lpbnn.check import CheckReport, check
     from lpbnn.convert import convert
+    from lpbnn.estimators import LPBNNClassifier, LPBNNRegressor
     from lpbnn.model import LossStep, UncertainModel
     from lpbnn.predict import Prediction, predict
     from lpbnn.rank_one.export import freeze, mean_network, undo
@@ -30,6 +31,8 @@ except PackageNotFoundError:  # run from a folder that is not installed
 
 __all__ = [
     "CheckReport",
+    "LPBNNClassifier",
+    "LPBNNRegressor",
     "LossStep",
     "Prediction",
     "UncertainModel",
@@ -48,6 +51,8 @@ __all__ = [
 # The module of each public name that is not a module itself.
 _HOMES = {
     "CheckReport": "check",
+    "LPBNNClassifier": "estimators",
+    "LPBNNRegressor": "estimators",
     "LossStep": "model",
     "Prediction": "predict",
     "UncertainModel": "model",
