@@ -129,7 +129,7 @@ class _Estimator(BaseEstimator):
         train, held_out = train_test_split(
             rows, test_size=size, random_state=self.seed_, stratify=strata
         )
-        return train, held_out
+        return np.asarray(train), np.asarray(held_out)
 
     def _build(self, inputs: int, outputs: int, n: int) -> UncertainModel:
         options: dict[str, Any] = {"num_data": n}
@@ -316,9 +316,7 @@ class LPBNNRegressor(RegressorMixin, _Estimator):
             epistemic=epistemic,
             ood_score=(aleatoric + epistemic).sum(1),
             members=None if p.members is None else p.members * scale + shift,
-            member_variances=None
-            if p.member_variances is None
-            else p.member_variances * scale**2,
+            member_variances=None if p.member_variances is None else p.member_variances * scale**2,
         )
 
 
