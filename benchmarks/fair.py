@@ -36,6 +36,7 @@ from lpbnn.training.files import read_json, write_json
 from lpbnn.training.launch import launch
 from lpbnn.training.scoring import Predictor
 from lpbnn.training.train import fit
+from lpbnn.training.weights import channels_last
 
 Options = dict[str, Any]
 Probs = dict[str, Tensor]
@@ -269,6 +270,8 @@ class Runner:
             }
             if not job.final:
                 torch.save({"model": model.state_dict(), "training": training}, weights)
+        if config.channels_last:
+            channels_last(model)
         self.predictor = Predictor(model, info, config, self.device, fabric.autocast)
         record |= {"config": config.to_data(), "training": training}
         record |= {"data": self.images.splits.description, "environment": environment(self.device)}
