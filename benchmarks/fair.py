@@ -224,7 +224,11 @@ def scores(probs: Probs, labels: dict[str, Tensor], plan: Plan) -> dict[str, Any
 def with_temperature(members: Probs, labels: dict[str, Tensor], plan: Plan) -> dict[str, Any]:
     """Return the scores as they are and after a temperature that is fitted on the held-out images."""
     logs = members["held_out"].clamp_min(TINY).log()
-    temperature = fit_scaling(logs, labels["held_out"]).temperature
+    try:
+        temperature = fit_scaling(logs, labels["held_out"]).temperature
+    except ValueError as error:  # a network that learned nothing
+        print(error, flush=True)
+        temperature = 1.0
     raw = {name: average(p) for name, p in members.items()}
     cooled = {name: average(p, temperature) for name, p in members.items()}
     return {
