@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,9 @@ from torch.utils._pytree import tree_leaves
 from lpbnn.likelihoods import Likelihood, MultiHead, Summary
 from lpbnn.members.rows import copy_tensors, mask_arguments, take_examples
 from lpbnn.model import LossStep, UncertainModel, as_call, at_least_one, batch_size
+
+if TYPE_CHECKING:
+    from lpbnn.calibration.conformal import Conformal
 
 # Outputs that are summarised together, 32 MiB of float32: more than any batch of labels has.
 AT_ONCE = 2**23
@@ -101,6 +104,35 @@ class Prediction:
         if self.class_dim is None:
             return torch.maximum(self.average, 1 - self.average)
         return self.average.amax(self.class_dim)
+
+    def sets(self, conformal: "Conformal", level: float = 0.9) -> Tensor:
+        """Return the conformal prediction sets: which classes are in, in the shape of ``probs``.
+
+        A set contains the right class with a probability of ``level``.
+
+        Args:
+            conformal: from ``lpbnn.calibration.fit_conformal``.
+            level: the coverage.
+        """
+        return conformal.sets(self, level)
+
+    def interval(
+        self, level: float = 0.9, conformal: "Conformal | None" = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return lower and upper bounds of an interval around ``mean``, each in its shape.
+
+        Args:
+            level: the probability that a target lies inside.
+            conformal: from ``lpbnn.calibration.fit_conformal``; the level then holds whether or not the
+                model's variances are right. None takes the normal distribution of mean and total variance.
+        """
+        if conformal is not None:
+            return conformal.interval(self, level)
+        if not 0 < level < 1:
+            raise ValueError(f"level={level!r}: expected a share between 0 and 1, such as 0.9.")
+        quantile = torch.special.ndtri(torch.tensor((1 + level) / 2, dtype=torch.float64)).item()
+        half = quantile * self.total.sqrt()
+        return self.mean - half, self.mean + half
 
     def _require(self, name: str, quantity: str) -> None:
         if self.quantity != quantity:

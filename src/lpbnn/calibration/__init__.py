@@ -2,11 +2,13 @@
 
 - ``calibrate`` and ``fit_scaling``: temperature and vector scaling.
 - ``fit_noise_scale``: the size of the posterior's noise.
+- ``fit_conformal``: prediction sets and intervals with a guaranteed coverage.
 
 Docs: docs/calibration.md.
 """
 
+from lpbnn.calibration.conformal import Conformal, fit_conformal
 from lpbnn.calibration.noise import fit_noise_scale
 from lpbnn.calibration.scaling import calibrate, fit_scaling
 
-__all__ = ["calibrate", "fit_noise_scale", "fit_scaling"]
+__all__ = ["Conformal", "calibrate", "fit_conformal", "fit_noise_scale", "fit_scaling"]
