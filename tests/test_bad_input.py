@@ -34,7 +34,7 @@ BUILD = {
     "anneal of rank1": (
         {"method": "rank1", "num_data": 9, "anneal": 10.0},
         ValueError,
-        "anneal=10.0: expected a share of the epochs, from 0 to 1",
+        "anneal=10.0: expected a share between 0 and 1",
     ),
     "anneal below 0": (
         {"method": "rank1", "num_data": 9, "anneal": -1.0},

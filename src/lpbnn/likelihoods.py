@@ -358,6 +358,33 @@ class Categorical(Likelihood):
         except IndexError as error:  # a CPU reads every label anyway
             raise self.label_error(targets, outputs.shape[1]) from error
 
+    def labels_and_weights(
+        self, outputs: Tensor, targets: Any, row_weights: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return checked labels, and how much each cell counts, for a loss of a method's own.
+
+        Args:
+            outputs: (n, C, ...), or (n, ..., C) if the classes are last.
+            targets: labels (n, ...), or probabilities of the shape of the outputs (soft labels).
+            row_weights: (n,), or None.
+
+        Returns:
+            Labels (n, 1, ...), 0 for ignored ones, or soft labels (n, C, ...); weights (n, ...).
+        """
+        targets, classes = self.check_targets(outputs, targets), outputs.shape[self.dim]
+        weights = self.weights(targets).to(outputs.dtype)
+        if row_weights is not None:
+            require_row_weights(row_weights, outputs.shape[0])
+            weights = weights * row_weights.to(weights).view(-1, *(1,) * (weights.dim() - 1))
+        if targets.is_floating_point():
+            return targets.movedim(self.dim, 1).to(outputs.dtype), weights
+        labels = targets.where(targets != self.ignore_index, 0)
+        # Values on a GPU are not read: that would wait for it.
+        readable = labels.device.type == "cpu" and not torch.compiler.is_compiling()
+        if readable and ((labels < 0) | (labels >= classes)).any():
+            raise self.label_error(targets, classes)
+        return labels.unsqueeze(1), weights
+
     def label_error(self, targets: Tensor, classes: int) -> IndexError:
         """Return the error for labels that are neither a class nor ignored."""
         wrong = targets[(targets != self.ignore_index) & ((targets < 0) | (targets >= classes))]
@@ -799,6 +826,18 @@ def require_row_weights(weight: Tensor | None, batch: int) -> None:
         raise ValueError(
             f"weights of examples are a tensor of shape ({batch},), one number for each; got {given}."
         )
+
+
+def require_categorical(
+    likelihood: Likelihood | None, method: str, tasks: Sequence[str], reason: str
+) -> None:
+    """Refuse a likelihood that is not over the classes of one of ``tasks``."""
+    if likelihood is None or (isinstance(likelihood, Categorical) and likelihood.task in tasks):
+        return
+    raise ValueError(
+        f"{method} has no task={likelihood.task!r} (likelihood {type(likelihood).__name__}): {reason} It "
+        f"has {' and '.join(map(repr, tasks))}. Fix: choose another method, such as 'lpbnn'."
+    )
 
 
 def require_targets(y: Any, batch: int) -> None:

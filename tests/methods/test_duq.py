@@ -352,12 +352,12 @@ def test_a_compiled_loss_is_the_same_loss() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"members": 4}, "members=4: duq is one network; use 'ensemble'"),
+        ({"members": 4}, "members=4: expected 1, this method is one network; use 'ensemble'"),
         ({"sigma": 0}, "sigma=0: expected a number above 0"),
         ({"gamma": 1.0}, "gamma=1.0: expected a number with 0 <= gamma < 1"),
         ({"gradient_penalty": -0.5}, "gradient_penalty=-0.5: expected a number of at least 0"),
         ({"embedding": 0}, "embedding=0: expected an integer of at least 1"),
-        ({"score": "max"}, "score='max' is not known; choose 'kernel' or 'confidence'"),
+        ({"score": "max"}, "score='max': choose 'kernel' or 'confidence'"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:

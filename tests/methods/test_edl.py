@@ -283,11 +283,11 @@ def test_training_lowers_the_loss() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"members": 4}, "members=4: edl is one network; use 'ensemble'"),
-        ({"evidence": "tanh"}, "evidence='tanh' is not known; choose one of exp, softplus, relu"),
-        ({"risk": "log"}, "risk='log' is not known; choose one of squared, digamma, log_marginal"),
-        ({"score": "entropy"}, "score='entropy' is not known; choose one of vacuity, confidence"),
-        ({"anneal": -1}, "anneal=-1: expected a number of epochs of at least 0"),
+        ({"members": 4}, "members=4: expected 1, this method is one network; use 'ensemble'"),
+        ({"evidence": "tanh"}, "evidence='tanh': choose 'exp', 'softplus' or 'relu'"),
+        ({"risk": "log"}, "risk='log': choose 'squared', 'digamma' or 'log_marginal'"),
+        ({"score": "entropy"}, "score='entropy': choose 'vacuity' or 'confidence'"),
+        ({"anneal": -1}, "anneal=-1: expected a number of at least 0"),
         ({"full_kl": -0.1}, "full_kl=-0.1: expected a number of at least 0, or None"),
     ],
 )

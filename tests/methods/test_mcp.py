@@ -47,5 +47,7 @@ def test_the_loss_compiles_into_one_graph(task: str) -> None:
 
 
 def test_more_members_are_refused() -> None:
-    with pytest.raises(ValueError, match="members=3: mcp is one network; use 'ensemble'"):
+    with pytest.raises(
+        ValueError, match="members=3: expected 1, this method is one network; use 'ensemble'"
+    ):
         lpbnn.build(Mlp(), "mcp", members=3)

@@ -507,7 +507,7 @@ def test_the_drawn_networks_compile_into_one_graph() -> None:
         ({"members": 0}, "members=0: expected an integer of at least 1"),
         ({"features": 2.5}, "features=2.5: expected an integer of at least 1"),
         ({"mean_noise": -1}, "mean_noise=-1: expected a number of at least 0"),
-        ({"measurement_noise": 0}, "measurement_noise=0: expected above 0"),
+        ({"measurement_noise": 0}, "measurement_noise=0: expected a number above 0"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:

@@ -1,14 +1,14 @@
 """Checks: which layers can be converted; layers whose conversion would go wrong are refused by name."""
 
+import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
-from lpbnn.convert.filters import Candidate, Filter, parse_patterns, reason_to_leave
+from lpbnn.convert.filters import Candidate, Filters, join
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -50,9 +50,8 @@ def refuse_unconvertible(
     net: nn.Module, path: str, module: nn.Module, hidden: dict[int, str]
 ) -> None:
     """Raise an error that names the layer if a conversion would not do what it says."""
-    attention = isinstance(
-        module, nn.MultiheadAttention
-    )  # its projections are layers by our making
+    # Its projections are layers by our making.
+    attention = isinstance(module, nn.MultiheadAttention)
     out = f"{path.rpartition('.')[0]}.*" if attention else path
     fix = f"Leave it out with exclude={out!r}."
     if any(isinstance(p, UninitializedParameter) for p in module.parameters()):
@@ -92,7 +91,7 @@ def refuse_unconvertible(
         )
 
 
-def hidden_references(net: nn.Module) -> dict[int, str]:
+def find_hidden_references(net: nn.Module) -> dict[int, str]:
     """Return modules that are also held in a plain attribute, a list or a bound method, by id."""
     found: dict[int, str] = {}
     for path, owner in net.named_modules():
@@ -168,82 +167,75 @@ def _input_shape(layer: nn.Module) -> list[int]:
 
 
 def ancestors(net: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules around a layer with their paths, the network itself first."""
     parts = path.split(".")
     for depth in range(len(parts)):
         outer = ".".join(parts[:depth])
         yield outer, net.get_submodule(outer)
 
 
-def join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
-class Bare(NamedTuple):
-    """A module with weight matrices of its own that is no layer, by its path and by theirs."""
-
-    candidate: Candidate
-    size: int  # numbers in the matrices
-
-
-def describe_unconverted(net: nn.Module, include: Filter = None, exclude: Filter = None) -> str:
+def describe_unconverted(
+    net: nn.Module, total: int, bare: list[Candidate], filters: Filters
+) -> str:
     """Return a message about weights that no conversion reaches and nobody excluded; empty if they are few.
+
+    Args:
+        net: the network.
+        total: numbers in all of its weight matrices.
+        bare: the modules with matrices that are no layers (``find_bare_matrices``).
+        filters: the user's choice of layers.
 
     Example:
         >>> net = nn.ModuleDict({"rnn": nn.LSTM(4, 8), "head": nn.Linear(8, 2)})
-        >>> print(describe_unconverted(net))
+        >>> print(describe_unconverted(net, *find_bare_matrices(net), Filters()))
         rnn (LSTM) cannot be converted and keeps 96 % of the weights ...
-        >>> describe_unconverted(net, exclude="rnn")
+        >>> describe_unconverted(net, *find_bare_matrices(net), Filters(exclude="rnn"))
         ''
     """
-    total, bare = weigh(net)
-    wanted = [
-        one
-        for one in sorted(bare, key=lambda one: -one.size)
-        if not reason_to_leave(one.candidate, parse_patterns(include), parse_patterns(exclude))
-    ]
-    share = sum(one.size for one in wanted) / max(1, total)
+    kept = [candidate for candidate in bare if not filters.reason_to_leave(candidate)]
+    share = sum(candidate.size for candidate in kept) / max(1, total)
     if share < NOTICEABLE:
         return ""
-    named = {}
-    for one in wanted:
-        paths, module = one.candidate
-        # The network itself has no path: it is named by its matrices.
-        named |= dict.fromkeys(paths if module is net else paths[:1], type(module).__name__)
-    paths, listed = list(named), [f"{path} ({kind})" for path, kind in named.items()][:NAMED]
-    more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
+    kept.sort(key=lambda candidate: -candidate.size)
+    # The network itself has no path: it is named by its matrices.
+    named = {
+        path: type(candidate.module).__name__
+        for candidate in kept
+        for path in candidate.paths[: None if candidate.module is net else 1]
+    }
+    listed = [f"{path} ({kind})" for path, kind in named.items()]
+    more = f" and {len(listed) - NAMED} more" if len(listed) > NAMED else ""
     return (
-        f"{', '.join(listed)}{more} cannot be converted and {'keep' if paths[1:] else 'keeps'} "
+        f"{', '.join(listed[:NAMED])}{more} cannot be converted and {'keep' if listed[1:] else 'keeps'} "
         f"{share * 100:.0f} % of the weights of {type(net).__name__} as they are, the same for every "
-        f"member. If that is intended (tables of positions or queries), say so: exclude={paths}. "
+        f"member. If that is intended (tables of positions or queries), say so: exclude={list(named)}. "
         f"Layers that multiply examples are converted: {', '.join(k.__name__ for k in SUPPORTED[:3])}, ..."
     )
 
 
-def weigh(net: nn.Module) -> tuple[int, list[Bare]]:
-    """Return the numbers in weight matrices, and the modules with matrices that are no layers.
+def find_bare_matrices(net: nn.Module) -> tuple[int, list[Candidate]]:
+    """Return the numbers in all weight matrices, and the modules with matrices that are no layers.
 
-    Embeddings and norms do not count.
+    A module is found by its path and by those of its matrices. Embeddings and norms do not count.
     """
     total, bare = 0, []
     seen: set[int] = set()
-    layers = [m for m in net.modules() if isinstance(m, (*SUPPORTED, nn.MultiheadAttention))]
-    in_layers = {id(inner) for layer in layers for inner in layer.modules()}
+    layer = None  # the one whose own parts come next
     for path, module in net.named_modules():
+        inside = layer is not None and path.startswith(layer)
+        if not inside and isinstance(module, (*SUPPORTED, nn.MultiheadAttention)):
+            inside, layer = True, f"{path}." if path else ""
         if isinstance(module, WITHOUT_MATRICES):
             continue
-        own = {
-            name: parameter
-            for name, parameter in module.named_parameters(recurse=False)
-            if is_matrix(parameter) and id(parameter) not in seen
-        }
-        seen |= {id(parameter) for parameter in own.values()}
-        size = sum(parameter.numel() for parameter in own.values())
+        paths, size = [path] if path else [], 0
+        for name, parameter in module.named_parameters(recurse=False):
+            if is_matrix(parameter) and id(parameter) not in seen:
+                seen.add(id(parameter))
+                size += parameter.numel()
+                paths.append(join(path, name))
         total += size
-        if own and id(module) not in in_layers:
-            paths = [path] if path else []
-            bare.append(
-                Bare(Candidate([*paths, *(join(path, name) for name in own)], module), size)
-            )
+        if size and not inside:
+            bare.append(Candidate(paths, module, size))
     return total, bare
 
 
@@ -251,4 +243,4 @@ def is_matrix(parameter: Tensor) -> bool:
     """Return True if a parameter multiplies vectors: no bias, no scale, no row (1, ...)."""
     if isinstance(parameter, UninitializedParameter) or parameter.dim() < 2:
         return False
-    return parameter.shape[0] > 1 and sum(size > 1 for size in parameter.shape) > 1
+    return parameter.shape[0] > 1 and math.prod(parameter.shape) > parameter.shape[0]

@@ -1,7 +1,7 @@
 """The converter: replace layers of any network by path, in place, weights kept bit for bit."""
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -10,19 +10,12 @@ from lpbnn.convert.attention import PROJECTIONS, SplitAttention
 from lpbnn.convert.checks import (
     SUPPORTED,
     ancestors,
-    hidden_references,
-    join,
+    describe_unconverted,
+    find_bare_matrices,
+    find_hidden_references,
     refuse_unconvertible,
-    weigh,
 )
-from lpbnn.convert.filters import (
-    Candidate,
-    Filter,
-    Pattern,
-    matches,
-    parse_patterns,
-    reason_to_leave,
-)
+from lpbnn.convert.filters import Candidate, Filter, Filters, join
 from lpbnn.convert.wrapper import Wrapper
 
 LayerFactory = Callable[[nn.Module, str], nn.Module]
@@ -30,10 +23,18 @@ LayerFactory = Callable[[nn.Module, str], nn.Module]
 
 @dataclass(frozen=True)
 class Conversion:
-    """What ``convert`` did: the paths it converted and those it left, with the reason."""
+    """The paths that ``convert`` converted, those it left with the reason, and a warning for the user.
+
+    Args:
+        converted: paths of the converted layers.
+        left: the reason why a layer was left, by path.
+        unconverted: names modules that hold a large part of the weights and are no layers; empty if there
+            are none, or if the user left them out.
+    """
 
     converted: tuple[str, ...]
     left: dict[str, str]
+    unconverted: str = ""
 
     def __str__(self) -> str:
         lines = [f"converted {len(self.converted)} layers: {', '.join(self.converted)}"]
@@ -49,10 +50,15 @@ def convert(
 ) -> Conversion:
     """Replace every chosen Linear and (transposed) convolution by ``layer_factory(layer, path)``.
 
-    ``include`` and ``exclude`` take path globs ("decoder.*"; "decoder" means all below it), layer
-    types, or a list of both; each must match something (``exclude``: or a module with weights of another
-    kind, see ``describe_unconverted``). A module used twice is converted once.
-    ``undo`` gives the network back.
+    A module used twice is converted once. ``undo`` gives the network back.
+
+    Args:
+        net: the network, changed in place.
+        layer_factory: makes the replacement of a layer, a ``Wrapper``.
+        include: path globs ("decoder.*"; "decoder" means all below it), layer types, or a list of both;
+            None: all layers. Each must match a layer.
+        exclude: the same, for layers to leave. Each must match a layer, or a module with weights of another
+            kind (see ``describe_unconverted``).
 
     Raises:
         ValueError: nothing matches; a pattern matches nothing; a chosen layer cannot be converted.
@@ -67,32 +73,31 @@ def convert(
         converted 1 layers: 0
         left 2: excluded
     """
-    if isinstance(net, nn.MultiheadAttention):
-        raise ValueError(
-            "a lone nn.MultiheadAttention has no parent in which it could be replaced."
-        )
-    candidates = _candidates(net)
-    for path, candidate in candidates.items():
-        if isinstance(candidate.module, Wrapper):
+    layers, filters = find_layers(net), Filters(include, exclude)
+    for path, layer in layers.items():
+        if isinstance(layer.module, Wrapper):
             raise ValueError(
-                f"{path!r} is converted already ({type(candidate.module).__name__}). Call undo first; "
+                f"{path!r} is converted already ({type(layer.module).__name__}). Call undo first; "
                 "several parts are converted in one call: include=[...]."
             )
-    wanted, unwanted = parse_patterns(include), parse_patterns(exclude)
-    if wanted or unwanted:
-        _refuse_idle_patterns(net, candidates, wanted or [], unwanted or [])
-    chosen, left = [], {}
-    for path, candidate in candidates.items():
-        if reason := reason_to_leave(candidate, wanted, unwanted):
-            left[path] = reason
-        else:
-            chosen.append(path)
+    total, bare = find_bare_matrices(net)
+    if (idle := filters.find_idle(list(layers.values()), bare)) is not None:
+        name, pattern = idle
+        near = pattern if isinstance(pattern, str) else ""
+        raise ValueError(f"{name}={pattern!r} matches no layer. {_layers_found(layers, near)}")
+    reasons = {path: filters.reason_to_leave(layer) for path, layer in layers.items()}
+    chosen = [path for path, reason in reasons.items() if not reason]
     if not chosen:
-        raise ValueError(_nothing_to_convert(net, candidates, include, exclude))
-    hidden = hidden_references(net)
+        raise ValueError(_nothing_to_convert(net, layers, include, exclude))
+    hidden = find_hidden_references(net)
     for path in chosen:
-        refuse_unconvertible(net, path, candidates[path].module, hidden)
-    _split_attention(net, chosen)
+        refuse_unconvertible(net, path, layers[path].module, hidden)
+    left = {path: reason for path, reason in reasons.items() if reason}
+    conversion = Conversion(tuple(chosen), left, describe_unconverted(net, total, bare, filters))
+
+    modules = {layers[path].module for path in chosen}
+    attentions = [module for module in modules if isinstance(module, nn.MultiheadAttention)]
+    replace_modules(net, {id(module): SplitAttention(module) for module in attentions})
     replacements: dict[int, nn.Module] = {}
     try:
         for path in chosen:
@@ -106,7 +111,7 @@ def convert(
         raise
     replace_modules(net, replacements)
     disable_fused_paths(net, chosen)
-    return Conversion(tuple(chosen), left)
+    return conversion
 
 
 def undo(net: nn.Module) -> nn.Module:
@@ -124,54 +129,26 @@ def undo(net: nn.Module) -> nn.Module:
     return net
 
 
-def _candidates(net: nn.Module) -> dict[str, Candidate]:
+def find_layers(net: nn.Module) -> dict[str, Candidate]:
     """Return the layers that can be chosen, by first path; attention stands for its four projections."""
+    if isinstance(net, (*SUPPORTED, nn.MultiheadAttention)):
+        return {}  # it has no parent in which it could be replaced
     found: dict[tuple[int, str], Candidate] = {}
-    for path, module, projection in _layers("", net):
-        candidate = found.setdefault((id(module), projection), Candidate([], module))
-        candidate.paths.append(join(path, projection) if projection else path)
+    outer = None  # the layer whose own parts come next
+    for path, module in net.named_modules(remove_duplicate=False):
+        inside = outer is not None and path.startswith(f"{outer}.")
+        attention = isinstance(module, nn.MultiheadAttention)
+        if not path or inside or not (attention or isinstance(module, (*SUPPORTED, Wrapper))):
+            continue
+        outer = path
+        for projection in PROJECTIONS if attention else ("",):
+            candidate = found.setdefault((id(module), projection), Candidate([], module))
+            candidate.paths.append(join(path, projection) if projection else path)
     return {candidate.paths[0]: candidate for candidate in found.values()}
 
 
-def _layers(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """Yield the path and module of every layer below, and the name of a projection of attention."""
-    for name, child in module._modules.items():
-        inner = join(path, name)
-        if isinstance(child, nn.MultiheadAttention):
-            yield from ((inner, child, projection) for projection in PROJECTIONS)
-        elif isinstance(child, (*SUPPORTED, Wrapper)):
-            yield inner, child, ""
-        elif child is not None:
-            yield from _layers(inner, child)
-
-
-def _refuse_idle_patterns(
-    net: nn.Module,
-    candidates: dict[str, Candidate],
-    include: list[Pattern],
-    exclude: list[Pattern],
-) -> None:
-    layers = list(candidates.values())
-    others = [bare.candidate for bare in weigh(net)[1]]
-    for name, given, those in (("include", include, layers), ("exclude", exclude, layers + others)):
-        for pattern in given:
-            if not any(matches(candidate, pattern) for candidate in those):
-                raise ValueError(
-                    f"{name}={pattern!r} matches no layer. "
-                    + _layers_found(candidates, pattern if isinstance(pattern, str) else None)
-                )
-
-
-def _split_attention(net: nn.Module, chosen: list[str]) -> None:
-    attentions = {}
-    for path in chosen:
-        parent = net.get_submodule(path.rpartition(".")[0])
-        if isinstance(parent, nn.MultiheadAttention):
-            attentions[id(parent)] = parent
-    replace_modules(net, {key: SplitAttention(module) for key, module in attentions.items()})
-
-
 def replace_modules(net: nn.Module, replacements: Mapping[int, nn.Module]) -> None:
+    """Replace modules, given by id, wherever the network holds them."""
     for parent in list(net.modules()):
         for name, child in list(parent._modules.items()):
             if id(child) in replacements:
@@ -193,26 +170,24 @@ def disable_fused_paths(net: nn.Module, chosen: list[str]) -> None:
 
 
 def _nothing_to_convert(
-    net: nn.Module, candidates: dict[str, Candidate], include: Filter, exclude: Filter
+    net: nn.Module, layers: dict[str, Candidate], include: Filter, exclude: Filter
 ) -> str:
-    if isinstance(net, SUPPORTED):
-        return (
-            f"the network is itself a {type(net).__name__} and cannot be replaced in place. "
-            "Wrap it: nn.Sequential(layer)."
-        )
+    kind = type(net).__name__
+    if isinstance(net, (*SUPPORTED, nn.MultiheadAttention)):
+        return f"the network is itself a {kind} and cannot be replaced in place. Wrap it: nn.Sequential(layer)."
     return (
-        f"nothing to convert in {type(net).__name__} with include={include!r}, exclude={exclude!r}. "
-        + _layers_found(candidates, None)
+        f"nothing to convert in {kind} with include={include!r}, exclude={exclude!r}. "
+        + _layers_found(layers)
     )
 
 
-def _layers_found(candidates: dict[str, Candidate], near: str | None) -> str:
-    if not candidates:
+def _layers_found(layers: dict[str, Candidate], near: str = "") -> str:
+    """Return the list of layers for an error message, and the one whose path is like ``near``."""
+    if not layers:
         kinds = ", ".join(kind.__name__ for kind in SUPPORTED)
         return f"The network has no layer of a type that can be converted ({kinds})."
-    listed = ", ".join(
-        f"{path} ({type(c.module).__name__})" for path, c in list(candidates.items())[:20]
-    )
-    more = f", and {len(candidates) - 20} more" if len(candidates) > 20 else ""
-    close = difflib.get_close_matches(near or "", list(candidates), n=1)
-    return (f"Did you mean {close[0]!r}? " if close else "") + f"Layers found: {listed}{more}."
+    listed = [f"{path} ({type(layer.module).__name__})" for path, layer in layers.items()]
+    more = f", and {len(listed) - 20} more" if len(listed) > 20 else ""
+    close = difflib.get_close_matches(near, list(layers), n=1)
+    hint = f"Did you mean {close[0]!r}? " if close else ""
+    return f"{hint}Layers found: {', '.join(listed[:20])}{more}."

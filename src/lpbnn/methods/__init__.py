@@ -3,7 +3,8 @@
 A method file has, in this order,
 
 - a docstring whose first line is its claim, then the equation and the paper;
-- ``Config``: a frozen dataclass with a default for every option of the method;
+- ``Config``: a frozen dataclass with a default for every option of the method (a subclass of
+  ``_options.Options``, which checks the values against their annotations);
 - ``build(net, config, **model_options) -> UncertainModel``: wraps the network. The model options are
   ``likelihood`` and ``readout``.
 
@@ -13,13 +14,10 @@ Its model (see ``lpbnn.model.UncertainModel``) defines ``outputs`` and, where ne
 searched too.
 """
 
-import dataclasses
 import difflib
 import importlib
-import math
-import numbers
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -38,22 +36,38 @@ def names() -> list[str]:
 
 
 def load(name: str) -> ModuleType:
-    """Return the module of a method."""
-    _require_known(name)
-    return importlib.import_module(f"{__name__}.{name}")
+    """Return the module of a method.
+
+    Example:
+        >>> load("mcp").__name__
+        'lpbnn.methods.mcp'
+    """
+    return importlib.import_module(_module(name))
 
 
-def _require_known(name: str) -> None:
+def _module(name: str) -> str:
+    """Return the full name of a method's module; an unknown method is an error."""
     if name not in names():
-        close = difflib.get_close_matches(str(name), names(), n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"unknown method {name!r}.{hint} The methods are: {', '.join(names())}.")
+        raise ValueError(
+            f"unknown method {name!r}.{_did_you_mean(name, names())} The methods are: "
+            f"{', '.join(names())}."
+        )
+    return f"{__name__}.{name}"
+
+
+def _did_you_mean(name: object, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(str(name), list(known), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def describe(name: str) -> str:
-    """Return one line about a method: the first line of its file, which is not imported."""
-    _require_known(name)
-    return source.doc(f"{__name__}.{name}").splitlines()[0]
+    """Return one line about a method: the first line of its file, which is not imported.
+
+    Example:
+        >>> describe("mcp")
+        'MCP: the plain network; its confidence is the maximum class probability.'
+    """
+    return source.doc(_module(name)).splitlines()[0]
 
 
 def options(name: str) -> list[source.Option]:
@@ -63,32 +77,22 @@ def options(name: str) -> list[source.Option]:
         >>> [option.name for option in options("mcp")]
         ['num_data', 'members']
     """
-    _require_known(name)
-    return source.config_options(source.read(f"{__name__}.{name}", "Config"))
+    return source.config_options(source.read(_module(name), "Config"))
 
 
 def configure(module: ModuleType, options: Mapping[str, Any]) -> Any:
-    """Return the method's ``Config`` from keyword options; an unknown option names the right one."""
-    fields = {field.name: field for field in dataclasses.fields(module.Config)}
-    method = module.__name__.rpartition(".")[2]
+    """Return the method's ``Config`` from keyword options; an unknown option names the right one.
+
+    Example:
+        >>> configure(load("ensemble"), {"members": 3}).members
+        3
+    """
+    known = module.Config.__dataclass_fields__
     for name in options:
-        if name not in fields:
-            close = difflib.get_close_matches(name, fields, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
+        if name not in known:
+            method = module.__name__.rpartition(".")[2]
             raise TypeError(
-                f"{method} has no option {name!r}.{hint} Its options are: {', '.join(fields) or 'none'}."
+                f"{method} has no option {name!r}.{_did_you_mean(name, known)} Its options are: "
+                f"{', '.join(known)}."
             )
-    return module.Config(**{name: _checked(fields[name], value) for name, value in options.items()})
-
-
-def _checked(field: "dataclasses.Field[Any]", value: Any) -> Any:
-    """Return an option's value; a switch must be True or False, a number finite."""
-    if field.type in (bool, "bool") and not isinstance(value, bool):
-        raise ValueError(f"{field.name}={value!r}: expected true or false.")
-    optional = field.type in (float | None, "float | None")
-    if (optional and value is None) or not (optional or field.type in (float, "float")):
-        return value
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not number or not math.isfinite(value):
-        raise ValueError(f"{field.name}={value!r}: expected a finite number.")
-    return value if isinstance(value, int) else float(value)  # numpy's are not torch's
+    return module.Config(**options)

@@ -7,12 +7,13 @@ ICLR 2020.
 """
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 from torch import nn
 
-from lpbnn.methods._rank_one import RankOneConfig, convert_layers, ensemble_options
-from lpbnn.model import UncertainModel
+from lpbnn.methods._options import DataCount, NonNegative
+from lpbnn.methods._rank_one import RankOneConfig, convert_layers
 from lpbnn.rank_one.ensemble import RankOneEnsemble
 from lpbnn.rank_one.factors import PointFactors
 
@@ -21,21 +22,33 @@ from lpbnn.rank_one.factors import PointFactors
 class Config(RankOneConfig):
     """Options of batchensemble."""
 
-    fast_lr: float = 0.5
-    num_data: int | None = None  # unused: there is no KL; accepted so that methods can be swapped
+    fast_lr: NonNegative = 0.5
+    num_data: DataCount | None = (
+        None  # unused: there is no KL; accepted so that methods can be swapped
+    )
 
 
 class BatchEnsemble(RankOneEnsemble):
-    """J deterministic members."""
+    """J deterministic members.
+
+    Example:
+        >>> import torch
+        >>> model = build(nn.Sequential(nn.Linear(4, 3)), Config(members=2))
+        >>> tuple(model(torch.randn(5, 4)).shape)
+        (2, 5, 3)
+    """
 
     stochastic = False
 
 
-def build(net: nn.Module, config: Config, **model_options: Any) -> UncertainModel:
-    def make_factors(inputs: int, outputs: int) -> PointFactors:
-        return PointFactors(
-            config.members, inputs, outputs, init_std=config.init_std, init=config.init
-        )
+def build(net: nn.Module, config: Config, **model_options: Any) -> BatchEnsemble:
+    """Give every chosen layer of ``net`` the factors of J members, in place.
 
-    net = convert_layers(net, config, make_factors)
-    return BatchEnsemble(net, **ensemble_options(config), **model_options)
+    Args:
+        net: any network with linear layers or convolutions.
+        config: the options.
+        model_options: ``likelihood`` (any) and ``readout``.
+    """
+    factors = partial(PointFactors, config.members, init_std=config.init_std, init=config.init)
+    options = convert_layers(net, config, factors)
+    return BatchEnsemble(net, **options, **model_options)

@@ -31,73 +31,63 @@ ICML 2020.
 """
 
 import dataclasses
-from typing import Any, Literal, get_args
+import math
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from lpbnn.convert.convert import replace_modules
+from lpbnn.convert.wrapper import Wrapper
 from lpbnn.kernels.double_backward import as_leaf, gradient_norms, run_in_one_graph
 from lpbnn.likelihoods import (
     Categorical,
     at_least_float32,
+    require_categorical,
     require_row_weights,
     weighted_mean,
 )
-from lpbnn.methods._head import find_head, remove_head
-from lpbnn.methods._labels import labels_and_weights, require_categorical
-from lpbnn.methods._wide import WideBuffers
+from lpbnn.methods._options import (
+    Count,
+    DataCount,
+    NonNegative,
+    OneNetwork,
+    Options,
+    Positive,
+    Range,
+)
 from lpbnn.model import Terms, UncertainModel, as_call, batch_size, total
 from lpbnn.predict import evaluating
 from lpbnn.rank_one.factors import full_precision
 
 Score = Literal["kernel", "confidence"]
+Momentum = Annotated[float, Range("a number with 0 <= gamma < 1", 0, math.nextafter(1, 0))]
 Reduction = Literal["mean", "sum"]
-FEW_CLASSES = (
-    10  # up to here the mean over classes learns, and the penalty's weights were tuned for it
-)
+# Up to here the mean over classes learns, and the penalty's weights were tuned for it.
+FEW_CLASSES = 10
 LOWEST = -1e30  # log K of an input at any distance: the sum over a batch stays finite
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(Options):
     """Options of duq."""
 
-    num_data: int | None = None  # not needed; accepted so that methods can be swapped
-    members: int = 1  # duq is one network
-    sigma: float = 0.1  # length scale of the kernel
-    gamma: float = 0.999  # momentum of the centroids' running averages
-    gradient_penalty: float = 0.5  # lambda; the paper has 0.5 to 0.75 for CIFAR-10; 0: none
+    num_data: DataCount | None = None  # not needed; accepted so that methods can be swapped
+    members: OneNetwork = 1  # duq is one network
+    sigma: Positive = 0.1  # length scale of the kernel
+    gamma: Momentum = 0.999  # momentum of the centroids' running averages
+    gradient_penalty: NonNegative = 0.5  # lambda; the paper has 0.5 to 0.75 for CIFAR-10; 0: none
     bce: Reduction | None = None  # over the classes; None: "mean" for up to ten, "sum" for more
-    embedding: int | None = None  # n, the size of a centroid; None: the number of features
-    count: float = 13.0  # N_c before training: examples of a class in a batch (128 / 10)
+    embedding: Count | None = None  # n, the size of a centroid; None: the number of features
+    count: Positive = 13.0  # N_c before training: examples of a class in a batch (128 / 10)
     head: str | None = None  # path of the nn.Linear to remove; None: "head", else the last one
     score: Score = "kernel"  # OOD score: 1 - max K_c, or "confidence": 1 - max p
 
-    def __post_init__(self) -> None:
-        if self.members != 1:
-            raise ValueError(
-                f"members={self.members!r}: duq is one network; use 'ensemble' for more."
-            )
-        for name in ("sigma", "count"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)!r}: expected a number above 0.")
-        if not 0 <= self.gamma < 1:
-            raise ValueError(f"gamma={self.gamma!r}: expected a number with 0 <= gamma < 1.")
-        if self.gradient_penalty < 0:
-            raise ValueError(
-                f"gradient_penalty={self.gradient_penalty!r}: expected a number of at least 0."
-            )
-        if self.embedding is not None and self.embedding < 1:
-            raise ValueError(f"embedding={self.embedding!r}: expected an integer of at least 1.")
-        if self.bce is not None and self.bce not in get_args(Reduction):
-            raise ValueError(f"bce={self.bce!r}: choose 'mean' or 'sum' over the classes, or None.")
-        if self.score not in get_args(Score):
-            raise ValueError(f"score={self.score!r} is not known; choose 'kernel' or 'confidence'.")
 
-
-class DUQ(WideBuffers, UncertainModel):
+class DUQ(UncertainModel):
     """Features, and one matrix W_c and one centroid per class.
 
     Args:
@@ -206,7 +196,7 @@ class DUQ(WideBuffers, UncertainModel):
             y: labels (B,), or probabilities (B, C).
             weight: (B,), or None.
         """
-        labels, weights = labels_and_weights(self.likelihood, log_k, y, weight)
+        labels, weights = self.likelihood.labels_and_weights(log_k, y, weight)
         # In logarithms, so that K = 0 and K = 1 lose no precision and give no infinity.
         log_not_k = torch.log(-torch.expm1(log_k.clamp_max(-1e-6)))
         if labels.is_floating_point():
@@ -278,8 +268,59 @@ def build(net: nn.Module, config: Config, **model_options: Any) -> DUQ:
         ("classification",),
         "its centroids are those of the classes of whole inputs.",
     )
-    path, head = find_head(net, config.head, "duq")
+    path, head = find_head(net, config.head)
     sizes = {"features": head.in_features, "classes": head.out_features}
     model = DUQ(net, config, **sizes, like=head.weight, **model_options)
-    remove_head(net, path)
+    replace_modules(net, {id(head): RemovedHead(head, path)})
     return model
+
+
+def find_head(net: nn.Module, path: str | None = None) -> tuple[str, nn.Linear]:
+    """Return the path of the layer that gives the network's outputs, and the layer.
+
+    Args:
+        net: the network.
+        path: the path that the user gave; None takes the linear layer called "head", else the last one.
+    """
+    linear = {p: m for p, m in net.named_modules() if isinstance(m, nn.Linear) and p}
+    if path is None and not linear:
+        raise ValueError(
+            f"duq replaces the nn.Linear that the network ends with, and {type(net).__name__} has "
+            "none. Fix: end the network with nn.Flatten() and nn.Linear(features, classes)."
+        )
+    if path is None:
+        path = "head" if "head" in linear else next(reversed(linear))
+    if path not in linear:
+        raise ValueError(
+            f"head={path!r} is no nn.Linear of the network. Linear layers found: "
+            f"{', '.join(linear) or 'none'}."
+        )
+    return path, linear[path]
+
+
+class RemovedHead(Wrapper, nn.Identity):
+    """An identity in place of a head; ``restore`` returns the head.
+
+    The removed head is no submodule, so the network's parameters and state dict do not contain it. It
+    follows the network to other devices and dtypes.
+
+    Example:
+        >>> head = nn.Linear(3, 2)
+        >>> removed = RemovedHead(head)
+        >>> len(list(removed.parameters())), removed.restore() is head
+        (0, True)
+    """
+
+    guarded = ()
+
+    def __init__(self, layer: nn.Module, path: str = "") -> None:
+        super().__init__(layer, path)
+        self.__dict__["layer"] = self._modules.pop("layer")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self.layer._apply(fn, recurse)
+        return super()._apply(fn, recurse)
+
+    def restore(self) -> nn.Module:
+        self.layer.train(self.training)
+        return super().restore()

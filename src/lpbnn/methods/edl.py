@@ -38,14 +38,14 @@ Sensoy, Kaplan, Kandemir: Evidential deep learning to quantify classification un
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lpbnn.likelihoods import Categorical, at_least_float32, member_axis
-from lpbnn.methods._labels import label_mean, labels_and_weights, require_categorical
+from lpbnn.likelihoods import Categorical, at_least_float32, member_axis, require_categorical
+from lpbnn.methods._options import DataCount, NonNegative, OneNetwork, Options
 from lpbnn.model import Terms, UncertainModel, as_call, total
 from lpbnn.rank_one.factors import device_of
 
@@ -61,33 +61,16 @@ EVIDENCE: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(Options):
     """Options of edl."""
 
-    num_data: int | None = None  # not needed; accepted so that methods can be swapped
-    members: int = 1  # edl is one network
+    num_data: DataCount | None = None  # not needed; accepted so that methods can be swapped
+    members: OneNetwork = 1  # edl is one network
     evidence: Evidence = "exp"  # e, from outputs to evidence
     risk: Risk = "squared"  # R, the data term of the loss
-    anneal: float = 10  # epochs over which the KL grows to its full weight; 0: none
-    full_kl: float | None = None  # lambda, that full weight; None: 1 / K^2. The paper has 1
+    anneal: NonNegative = 10  # epochs over which the KL grows to its full weight; 0: none
+    full_kl: NonNegative | None = None  # lambda, that full weight; None: 1 / K^2. The paper has 1
     score: Score = "vacuity"  # OOD score: K / S, or "confidence": 1 - max p
-
-    def __post_init__(self) -> None:
-        if self.members != 1:
-            raise ValueError(
-                f"members={self.members!r}: edl is one network; use 'ensemble' for more."
-            )
-        choices = {"evidence": Evidence, "risk": Risk, "score": Score}
-        for name, kind in choices.items():
-            if getattr(self, name) not in get_args(kind):
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} is not known; choose one of "
-                    f"{', '.join(get_args(kind))}."
-                )
-        if self.anneal < 0:
-            raise ValueError(f"anneal={self.anneal!r}: expected a number of epochs of at least 0.")
-        if self.full_kl is not None and not self.full_kl >= 0:
-            raise ValueError(f"full_kl={self.full_kl!r}: expected a number of at least 0, or None.")
 
 
 class EDL(UncertainModel):
@@ -131,7 +114,7 @@ class EDL(UncertainModel):
         self.likelihood.check_batch(x, y)
         args, kwargs = as_call(x)
         alpha = self.alpha(self.run_network(*args, **kwargs))
-        labels, weights = labels_and_weights(self.likelihood, alpha, y, weight)
+        labels, weights = self.likelihood.labels_and_weights(alpha, y, weight)
         alpha = alpha.movedim(self.likelihood.dim, 1)
         # If nothing counts, every weight is 0 and so is the loss.
         weights = weights / weights.sum().clamp_min(torch.finfo(weights.dtype).tiny)
@@ -176,6 +159,20 @@ def bayes_risk(alpha: Tensor, labels: Tensor, risk: Risk = "squared") -> Tensor:
     squares = p.square().sum(1)  # sum (y - p)^2 = sum y^2 - 2 sum y p + sum p^2
     own = labels.square().sum(1) if labels.is_floating_point() else 1
     return own - 2 * label_mean(p, labels) + squares + (1 - squares) / (strength.squeeze(1) + 1)
+
+
+def label_mean(values: Tensor, labels: Tensor) -> Tensor:
+    """Return sum_k y_k values_k, (n, ...), without a one-hot tensor for labels that are integers.
+
+    Example:
+        >>> label_mean(torch.tensor([[1.0, 3.0]]), torch.tensor([[1]]))
+        tensor([3.])
+        >>> label_mean(torch.tensor([[1.0, 3.0]]), torch.tensor([[0.5, 0.5]]))
+        tensor([2.])
+    """
+    if labels.is_floating_point():
+        return (values * labels).sum(1)
+    return values.gather(1, labels).squeeze(1)
 
 
 def without_evidence(alpha: Tensor, labels: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from lpbnn.likelihoods import as_likelihood, take_scalings
 from lpbnn.members.rows import copy_tensors
+from lpbnn.methods._options import Count, DataCount, Options
 from lpbnn.methods.mcp import MCP
 from lpbnn.model import (
     Outputs,
@@ -35,7 +36,6 @@ from lpbnn.model import (
     Terms,
     UncertainModel,
     as_call,
-    at_least_one,
     batch_size,
     stack_members,
     total,
@@ -43,7 +43,7 @@ from lpbnn.model import (
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(Options):
     """Options of ensemble.
 
     Args:
@@ -53,12 +53,12 @@ class Config:
         num_data: not needed, there is no KL; accepted so that methods can be swapped.
     """
 
-    members: int = 4
+    members: Count = 4
     reinit: str | Sequence[str] = "all"
-    num_data: int | None = None
+    num_data: DataCount | None = None
 
     def __post_init__(self) -> None:
-        at_least_one("members", self.members)
+        super().__post_init__()
         globs = [self.reinit] if isinstance(self.reinit, str) else self.reinit
         if not isinstance(globs, Sequence) or not all(isinstance(glob, str) for glob in globs):
             raise ValueError(

@@ -43,22 +43,16 @@ quantification, 2020.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from lpbnn.methods._rank_one import (
-    RankOneConfig,
-    check_num_data,
-    choose,
-    convert_layers,
-    ensemble_options,
-)
-from lpbnn.methods._wide import WideBuffers
-from lpbnn.model import Terms, UncertainModel, at_least_one
+from lpbnn.methods._options import Count, DataCount, NonNegative, require_num_data
+from lpbnn.methods._rank_one import RankOneConfig, convert_layers
+from lpbnn.model import Terms
 from lpbnn.rank_one.ensemble import RankOneEnsemble
 from lpbnn.rank_one.factors import initial_dtype
 from lpbnn.rank_one.vae import LatentFactors, LatentPosterior, group_by_width
@@ -78,39 +72,44 @@ WEIGHTINGS: dict[str, Callable[[int, int], tuple[float, float]]] = {
 class Config(RankOneConfig):
     """Options of lpbnn."""
 
-    init_std: float | None = None  # type: ignore[assignment]  # None: 0.1, or 0.5 for the paper
-    num_data: int | None = None  # N, required
-    variant: Variant = (
-        "default"  # or "paper": what is learned, reconstructed, and how it is weighted
-    )
+    init_std: NonNegative | None = None  # type: ignore[assignment]  # None: 0.1, or 0.5 for the paper
+    num_data: DataCount | None = None  # N, required
+    # or "paper": what is learned, reconstructed, and how it is weighted
+    variant: Variant = "default"
     weighting: Weighting | None = None  # of KL and squared error; None: the variant's
-    latent: int = 32  # numbers in z
+    latent: Count = 32  # numbers in z
     log_variance: float = -2.0  # of z, before training
-    kl_weight: float | None = None  # a; None: the weighting's
+    kl_weight: NonNegative | None = None  # a; None: the weighting's
 
     def __post_init__(self) -> None:
-        choose("variant", self.variant, get_args(Variant))
+        super().__post_init__()
         paper = self.variant == "paper"
         if self.init_std is None:
             object.__setattr__(self, "init_std", 0.5 if paper else 0.1)
         if self.weighting is None:
             object.__setattr__(self, "weighting", "equation" if paper else "balanced")
-        super().__post_init__()
-        choose("weighting", self.weighting, list(WEIGHTINGS))
-        at_least_one("latent", self.latent)
-        if self.kl_weight is not None and not 0 <= self.kl_weight < math.inf:
-            raise ValueError(f"kl_weight={self.kl_weight!r}: expected a number of at least 0.")
 
 
-class LPBNN(WideBuffers, RankOneEnsemble):  # 1 / N of a large N is 0 in float16
-    """J members whose r^ is sampled from the latent posterior in every pass."""
+class LPBNN(RankOneEnsemble):
+    """J members whose r^ is sampled from the latent posterior in every pass.
+
+    Args:
+        net: the converted network.
+        config: the options.
+        **options: of ``RankOneEnsemble``.
+
+    Example:
+        >>> model = build(nn.Sequential(nn.Linear(4, 3)), Config(members=2, num_data=100))
+        >>> list(model.loss(torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])))
+        ['loss', 'nll', 'kl', 'reconstruction']
+    """
 
     penalty_weights: Tensor  # (2, L): of the KL and of the squared error, layers by width
 
     def __init__(self, net: nn.Module, config: Config, **options: Any) -> None:
         super().__init__(net, **options)
         self.config = config
-        self.num_data = check_num_data(config.num_data, "lpbnn")
+        self.num_data = require_num_data(config.num_data, "lpbnn")
         self.register_buffer("penalty_weights", self._weigh(), persistent=False)
 
     def refresh(self) -> None:
@@ -140,22 +139,25 @@ class LPBNN(WideBuffers, RankOneEnsemble):  # 1 / N of a large N is 0 in float16
         return {"kl": (a * kl).mean(), "reconstruction": (b * squared_error).mean()}
 
 
-def build(net: nn.Module, config: Config, **model_options: Any) -> UncertainModel:
-    check_num_data(config.num_data, "lpbnn")
+def build(net: nn.Module, config: Config, **model_options: Any) -> LPBNN:
+    """Give every chosen layer of ``net`` the latent factors of J members, in place.
+
+    Args:
+        net: any network with linear layers or convolutions.
+        config: the options.
+        model_options: ``likelihood`` (any) and ``readout``.
+    """
+    require_num_data(config.num_data, "lpbnn")  # before anything is converted
     paper = config.variant == "paper"
-
-    def make_factors(inputs: int, outputs: int) -> LatentFactors:
-        return LatentFactors(
-            config.members,
-            inputs,
-            outputs,
-            latent=config.latent,
-            init_std=float(config.init_std or 0.0),
-            init=config.init,
-            train_r=paper,
-            train_decoder=paper,
-            log_variance=config.log_variance,
-        )
-
-    net = convert_layers(net, config, make_factors)
-    return LPBNN(net, config, **ensemble_options(config), **model_options)
+    factors = partial(
+        LatentFactors,
+        config.members,
+        latent=config.latent,
+        init_std=float(config.init_std or 0.0),
+        init=config.init,
+        train_r=paper,
+        train_decoder=paper,
+        log_variance=config.log_variance,
+    )
+    options = convert_layers(net, config, factors)
+    return LPBNN(net, config, **options, **model_options)

@@ -30,22 +30,29 @@ import json
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lpbnn.convert.checks import SUPPORTED
-from lpbnn.convert.convert import Conversion, convert, disable_fused_paths, replace_modules
-from lpbnn.convert.filters import Filter
+from lpbnn.convert.convert import (
+    Conversion,
+    Filter,
+    convert,
+    disable_fused_paths,
+    replace_modules,
+)
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.members.partial import check_expand_at
 from lpbnn.members.passes import MemberPass, PassSlot
 from lpbnn.members.rows import gather
-from lpbnn.model import Pass, Terms, UncertainModel, as_call, at_least_one, noise_scale_value, total
+from lpbnn.methods._options import Count, DataCount, Options, Range
+from lpbnn.model import Pass, Terms, UncertainModel, as_call, noise_scale_value, total
 
+Rate = Annotated[float, Range("a number between 0 and 1, without them", 0, 1, open=True)]
 RATE = 0.1  # of inserted dropout, unless another is given
 ALPHA = 1.7580993408473766  # minus the value at which SELU saturates: what alpha dropout puts in
 
@@ -60,22 +67,17 @@ FUNCTIONS: dict[type[nn.Module], Any] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(Options):
     """Options of mcdropout."""
 
-    members: int = 4  # passes that one call of the model makes; training makes one
-    rate: float | None = None  # None: the network's own; 0.1 if it has none
+    members: Count = 4  # passes that one call of the model makes; training makes one
+    rate: Rate | None = None  # None: the network's own; 0.1 if it has none
     include: Filter = None  # path globs or types of the layers to put dropout in front of
     exclude: Filter = None  # path globs or types of layers to leave as they are
     expand_at: str | None = None  # where the batch is expanded to passes; None: found
-    num_data: int | None = None  # unused: there is no KL; accepted so that methods can be swapped
-
-    def __post_init__(self) -> None:
-        at_least_one("members", self.members)
-        if self.rate is not None and not 0 < self.rate < 1:
-            raise ValueError(
-                f"rate={self.rate!r}: expected a number between 0 and 1, without them."
-            )
+    num_data: DataCount | None = (
+        None  # unused: there is no KL; accepted so that methods can be swapped
+    )
 
 
 class DropoutMasks:
@@ -125,7 +127,7 @@ class ActiveDropout(Wrapper):
         True
     """
 
-    def __init__(self, layer: nn.Module, rate: float | None = None) -> None:
+    def __init__(self, layer: nn.Module, rate: Rate | None = None) -> None:
         super().__init__(layer)
         kind = next((kind for kind in FUNCTIONS if isinstance(layer, kind)), None)
         if kind is None:

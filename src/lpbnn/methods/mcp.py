@@ -10,26 +10,16 @@ from typing import Any
 
 from torch import nn
 
+from lpbnn.methods._options import DataCount, OneNetwork, Options
 from lpbnn.model import Outputs, UncertainModel, stack_members
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
-    """Options of mcp: none of its own.
+class Config(Options):
+    """Options of mcp: none of its own."""
 
-    Args:
-        num_data: not needed; accepted so that methods can be swapped.
-        members: always 1, mcp is one network.
-    """
-
-    num_data: int | None = None
-    members: int = 1
-
-    def __post_init__(self) -> None:
-        if self.members != 1:
-            raise ValueError(
-                f"members={self.members!r}: mcp is one network; use 'ensemble' for more."
-            )
+    num_data: DataCount | None = None  # not needed; accepted so that methods can be swapped
+    members: OneNetwork = 1  # mcp is one network
 
 
 class MCP(UncertainModel):

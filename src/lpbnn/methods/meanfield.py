@@ -36,20 +36,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lpbnn.convert.checks import describe_unconverted
 from lpbnn.convert.convert import Conversion, Filter, convert
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.likelihoods import at_least_float32
 from lpbnn.members.passes import PassSlot, replay_in_backward
 from lpbnn.members.rows import copy_tensors
-from lpbnn.methods._rank_one import annealed, check_num_data
+from lpbnn.methods._options import (
+    Count,
+    DataCount,
+    Options,
+    Positive,
+    Share,
+    annealed,
+    require_num_data,
+)
 from lpbnn.model import (
     Outputs,
     Pass,
     Terms,
     UncertainModel,
     as_call,
-    at_least_one,
     noise_scale_value,
     stack_members,
     total,
@@ -59,25 +65,17 @@ from lpbnn.rank_one.factors import device_of, full_precision, kl_to_standard_nor
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(Options):
     """Options of meanfield."""
 
-    members: int = 4  # draws of the weights in one call of the model; a training step draws once
-    num_data: int | None = None  # N, the number of training examples; required
-    std: float = 1e-3  # initial standard deviation of the posterior
-    prior_std: float | None = 1.0  # standard deviation of the prior; None: sqrt(2 / fan-in)
-    anneal: float = 2 / 3  # share of the epochs over which the KL grows to its full weight
+    members: Count = 4  # draws of the weights in one call of the model; a training step draws once
+    num_data: DataCount | None = None  # N, the number of training examples; required
+    std: Positive = 1e-3  # initial standard deviation of the posterior
+    prior_std: Positive | None = 1.0  # standard deviation of the prior; None: sqrt(2 / fan-in)
+    anneal: Share = 2 / 3  # share of the epochs over which the KL grows to its full weight
     flipout: bool = False  # True: a perturbation of its own for every training example
     include: Filter = None  # path globs or layer types to convert; None: all supported layers
     exclude: Filter = None  # path globs or layer types to leave as they are
-
-    def __post_init__(self) -> None:
-        at_least_one("members", self.members)
-        for name, value in (("std", self.std), ("prior_std", self.prior_std)):
-            if value is not None and not value > 0:
-                raise ValueError(f"{name}={value!r}: expected a number above 0.")
-        if not 0 <= self.anneal <= 1:
-            raise ValueError(f"anneal={self.anneal!r}: expected a share between 0 and 1.")
 
 
 class Noise(NamedTuple):
@@ -221,7 +219,7 @@ class MeanFieldBNN(UncertainModel):
         self, net: nn.Module, config: Config, conversion: Conversion, **model_options: Any
     ) -> None:
         super().__init__(net, **model_options)
-        self.num_data = check_num_data(config.num_data, "meanfield")
+        self.num_data = require_num_data(config.num_data, "meanfield")
         self.members = config.members
         self.flipout = config.flipout
         self.anneal = config.anneal
@@ -269,7 +267,7 @@ class MeanFieldBNN(UncertainModel):
         In training the NLL is that of one draw, in evaluation the mean over ``members`` draws.
         """
         kl = torch.stack([layer.kl().to(self.kl_weight.device) for layer in self.layers]).sum()
-        kl = kl * (at_least_float32(self.kl_weight).clone() / self.num_data)
+        kl = kl * (self.kl_weight.clone() / self.num_data)
         if not self.training:
             terms = super().loss(x, y, weight)
             del terms["loss"]
@@ -300,7 +298,7 @@ def build(net: nn.Module, config: Config, **model_options: Any) -> MeanFieldBNN:
         config: the options.
         model_options: ``likelihood`` (any) and ``readout``.
     """
-    check_num_data(config.num_data, "meanfield")
+    require_num_data(config.num_data, "meanfield")
     paths: dict[int, str] = {}  # of the layer that owns each parameter
 
     def gaussian(layer: nn.Module, path: str) -> GaussianLayer:
@@ -312,8 +310,7 @@ def build(net: nn.Module, config: Config, **model_options: Any) -> MeanFieldBNN:
                 )
         return GaussianLayer(layer, path, config.std, config.prior_std)
 
-    left_out = describe_unconverted(net, config.include, config.exclude)
     conversion = convert(net, gaussian, config.include, config.exclude)
-    if left_out:
-        warnings.warn(left_out, stacklevel=3)  # the caller of lpbnn.build
+    if conversion.unconverted:
+        warnings.warn(conversion.unconverted, stacklevel=3)  # the caller of lpbnn.build
     return MeanFieldBNN(net, config, conversion, **model_options)

@@ -34,32 +34,24 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lpbnn.convert.convert import convert
 from lpbnn.convert.wrapper import Wrapper
-from lpbnn.likelihoods import MultiHead, require_targets
+from lpbnn.likelihoods import MultiHead, require_row_weights, require_targets
 from lpbnn.members.partial import raise_with_advice
 from lpbnn.members.rows import expand_tree, find_masks, gather, is_batched, mask_arguments
-from lpbnn.methods._labels import require_row_weights
-from lpbnn.model import Outputs, Terms, UncertainModel, as_call, at_least_one, batch_size, total
+from lpbnn.methods._options import Count, DataCount, Options, Share
+from lpbnn.model import Outputs, Terms, UncertainModel, as_call, batch_size, total
 from lpbnn.rank_one.layer import SUPPORTED, TRANSPOSED
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(Options):
     """Options of mimo."""
 
-    members: int = 3  # M, subnetworks
-    batch_repetitions: int = 4  # times that a training step shows each example
-    input_repetition: float = 0.0  # share of training rows with the same input for all heads
+    members: Count = 3  # M, subnetworks
+    batch_repetitions: Count = 4  # times that a training step shows each example
+    input_repetition: Share = 0.0  # share of training rows with the same input for all heads
     first: str | None = None  # path of the layer that takes the inputs; None: the first registered
     last: str | Sequence[str] | None = None  # path(s) of the output layer(s); None: the last ones
-    num_data: int | None = None  # not needed; accepted so that methods can be swapped
-
-    def __post_init__(self) -> None:
-        for name in ("members", "batch_repetitions"):
-            at_least_one(name, getattr(self, name))
-        if not 0 <= self.input_repetition <= 1:
-            raise ValueError(
-                f"input_repetition={self.input_repetition!r}: expected a share between 0 and 1."
-            )
+    num_data: DataCount | None = None  # not needed; accepted so that methods can be swapped
 
 
 class _Wide(Wrapper):

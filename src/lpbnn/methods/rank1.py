@@ -11,21 +11,15 @@ Dusenberry et al.: Efficient and scalable Bayesian neural nets with rank-1 facto
 """
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lpbnn.likelihoods import at_least_float32
-from lpbnn.methods._rank_one import (
-    RankOneConfig,
-    annealed,
-    check_fraction,
-    check_num_data,
-    convert_layers,
-    ensemble_options,
-)
-from lpbnn.model import Terms, UncertainModel
+from lpbnn.methods._options import DataCount, Positive, Share, annealed, require_num_data
+from lpbnn.methods._rank_one import RankOneConfig, convert_layers
+from lpbnn.model import Terms
 from lpbnn.rank_one.ensemble import RankOneEnsemble
 from lpbnn.rank_one.factors import GaussianFactors, GaussianPosterior
 
@@ -34,51 +28,59 @@ from lpbnn.rank_one.factors import GaussianFactors, GaussianPosterior
 class Config(RankOneConfig):
     """Options of rank1."""
 
-    num_data: int | None = None  # N, required
-    std: float = 0.1  # initial standard deviation of r and s
-    prior_std: float = 0.1  # standard deviation of the prior of r and s, around 1
-    anneal: float = 2 / 3  # fraction of the epochs over which the KL grows to its full weight
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_fraction("anneal", self.anneal)
-        for name in ("std", "prior_std"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)!r}: expected a number above 0.")
+    num_data: DataCount | None = None  # N, required
+    std: Positive = 0.1  # initial standard deviation of r and s
+    prior_std: Positive = 0.1  # standard deviation of the prior of r and s, around 1
+    anneal: Share = 2 / 3  # share of the epochs over which the KL grows to its full weight
 
 
 class Rank1BNN(RankOneEnsemble):
-    """J members with Gaussian factors."""
+    """J members with Gaussian factors.
+
+    Args:
+        net: the converted network.
+        config: the options.
+        **options: of ``RankOneEnsemble``.
+
+    Example:
+        >>> model = build(nn.Sequential(nn.Linear(4, 3)), Config(members=2, num_data=100))
+        >>> list(model.loss(torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])))
+        ['loss', 'nll', 'kl']
+    """
 
     kl_weight: Tensor  # grows to 1; 1 in a loop that never calls before_epoch
 
     def __init__(self, net: nn.Module, config: Config, **options: Any) -> None:
         super().__init__(net, **options)
-        self.num_data = check_num_data(config.num_data, "rank1")
+        self.num_data = require_num_data(config.num_data, "rank1")
         self.anneal = config.anneal
         self.register_buffer("kl_weight", torch.ones_like(self.noise_scale), persistent=False)
 
     def penalties(self, posterior: GaussianPosterior) -> Terms:
-        weight = at_least_float32(self.kl_weight).clone()  # it may change before the backward pass
+        weight = self.kl_weight.clone()  # it may change before the backward pass
         return {"kl": posterior.kl() * (weight / self.num_data)}
 
     def before_epoch(self, epoch: int, epochs: int) -> None:
+        """Set the KL's weight for the epoch."""
         self.kl_weight.fill_(annealed(epoch, epochs, self.anneal))
 
 
-def build(net: nn.Module, config: Config, **model_options: Any) -> UncertainModel:
-    check_num_data(config.num_data, "rank1")
+def build(net: nn.Module, config: Config, **model_options: Any) -> Rank1BNN:
+    """Give every chosen layer of ``net`` the Gaussian factors of J members, in place.
 
-    def make_factors(inputs: int, outputs: int) -> GaussianFactors:
-        return GaussianFactors(
-            config.members,
-            inputs,
-            outputs,
-            init_std=config.init_std,
-            init=config.init,
-            std=config.std,
-            prior_std=config.prior_std,
-        )
-
-    net = convert_layers(net, config, make_factors)
-    return Rank1BNN(net, config, **ensemble_options(config), **model_options)
+    Args:
+        net: any network with linear layers or convolutions.
+        config: the options.
+        model_options: ``likelihood`` (any) and ``readout``.
+    """
+    require_num_data(config.num_data, "rank1")  # before anything is converted
+    factors = partial(
+        GaussianFactors,
+        config.members,
+        init_std=config.init_std,
+        init=config.init,
+        std=config.std,
+        prior_std=config.prior_std,
+    )
+    options = convert_layers(net, config, factors)
+    return Rank1BNN(net, config, **options, **model_options)

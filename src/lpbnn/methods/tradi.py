@@ -53,14 +53,14 @@ from torch.utils._pytree import tree_map_only
 
 from lpbnn.likelihoods import at_least_float32
 from lpbnn.members.rows import copy_tensors
-from lpbnn.methods._wide import Moments, NamedTensors, WideBuffers, buffer_name
+from lpbnn.methods._options import Count, DataCount, NonNegative, Options, Positive
 from lpbnn.model import (
     NotFittedWarning,
     Outputs,
     Pass,
     UncertainModel,
+    WideBuffers,
     as_call,
-    at_least_one,
     batch_size,
     stack_members,
 )
@@ -79,30 +79,48 @@ UNDRAWN = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(Options):
     """Options of tradi."""
 
-    num_data: int | None = None  # not needed; accepted so that methods can be swapped
-    members: int = 4  # J, networks drawn after training
-    features: int = 10  # D, random Fourier features
-    frequency: float = 1.0  # l; the larger, the less weights of different means are correlated
-    mean_noise: float = 1e-4  # Q of the mean
-    variance_noise: float = 5e-5  # Q of the variance
-    measurement_noise: float = 10.0  # R of both
-
-    def __post_init__(self) -> None:
-        for name in ("members", "features"):
-            at_least_one(name, getattr(self, name))
-        for name in ("frequency", "mean_noise", "variance_noise"):
-            if getattr(self, name) < 0:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r}: expected a number of at least 0."
-                )
-        if not self.measurement_noise > 0:
-            raise ValueError(f"measurement_noise={self.measurement_noise!r}: expected above 0.")
+    num_data: DataCount | None = None  # not needed; accepted so that methods can be swapped
+    members: Count = 4  # J, networks drawn after training
+    features: Count = 10  # D, random Fourier features
+    frequency: NonNegative = (
+        1.0  # l; the larger, the less weights of different means are correlated
+    )
+    mean_noise: NonNegative = 1e-4  # Q of the mean
+    variance_noise: NonNegative = 5e-5  # Q of the variance
+    measurement_noise: Positive = 10.0  # R of both
 
 
-class TRADI(WideBuffers, UncertainModel):
+class NamedTensors(nn.Module):
+    """Tensors under the names of a network's parameters, as buffers: moved, copied and saved with it.
+
+    Example:
+        >>> list(NamedTensors({"layer.weight": torch.zeros(2)}).by_name())
+        ['layer.weight']
+    """
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            self.register_buffer(buffer_name(name), tensor)
+
+    def by_name(self) -> dict[str, Tensor]:
+        """Return the tensors under the names that they were given with."""
+        return {name.replace("/", "."): tensor for name, tensor in self.named_buffers()}
+
+
+class Moments(WideBuffers, NamedTensors):
+    """Tracked means or variances: single updates are too small for half precision."""
+
+
+def buffer_name(name: str) -> str:
+    """Return the name of the buffer for a parameter: torch allows no dots in names of buffers."""
+    return name.replace(".", "/")
+
+
+class TRADI(UncertainModel):
     """One network in training, J networks after ``after_fit`` has drawn them.
 
     Before that, and in training mode, a pass is that of the network itself (``members`` is 1). The tracked

@@ -121,6 +121,8 @@ def _options(kind: str, name: str) -> list[Option]:
 def _typed(hint: Any) -> Any:
     """Return the part of a type that can be typed: no classes and no functions; None if nothing is left."""
     origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _typed(args[0])
     if hint in (bool, int, float, str, NoneType) or origin is Literal:
         return hint
     if origin in (Union, UnionType):

@@ -1,0 +1,107 @@
+"""Options of a method: a frozen dataclass whose values are checked against its annotations."""
+
+import dataclasses
+import math
+import numbers
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+
+class Range(NamedTuple):
+    """The values that a number may have, for ``Annotated``.
+
+    Args:
+        expected: the range in words, for the error message.
+        low: the smallest value.
+        high: the largest value.
+        open: True if ``low`` and ``high`` are no values themselves.
+    """
+
+    expected: str
+    low: float
+    high: float = math.inf
+    open: bool = False
+
+    def __contains__(self, value: Any) -> bool:
+        return self.low < value < self.high if self.open else self.low <= value <= self.high
+
+
+Count = Annotated[int, Range("an integer of at least 1", 1)]
+DataCount = Annotated[int, Range("the number of training examples, an integer of at least 1", 1)]
+OneNetwork = Annotated[int, Range("1, this method is one network; use 'ensemble' for more", 1, 1)]
+Positive = Annotated[float, Range("a number above 0", 0, open=True)]
+NonNegative = Annotated[float, Range("a number of at least 0", 0)]
+Share = Annotated[float, Range("a share between 0 and 1", 0, 1)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Base class of every method's ``Config``.
+
+    Example:
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Config(Options):
+        ...     members: Count = 4
+        >>> Config(members=0)
+        Traceback (most recent call last):
+        ValueError: members=0: expected an integer of at least 1.
+    """
+
+    def __post_init__(self) -> None:
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
+            object.__setattr__(self, name, checked(name, getattr(self, name), hint))
+
+
+def checked(name: str, value: Any, hint: Any) -> Any:
+    """Return an option's value, a number as Python's own type; refuse one that its annotation excludes.
+
+    Args:
+        name: the option, for the error message.
+        value: its value.
+        hint: ``bool``, ``Literal``, ``int`` or ``float``, these two perhaps with a ``Range``, or one of
+            them and ``None``. Values of other types are the method's to check.
+
+    Example:
+        >>> checked("std", 0.1, Positive), checked("std", None, Positive | None)
+        (0.1, None)
+    """
+    or_none = ""
+    if get_origin(hint) in (Union, UnionType):
+        if value is None:
+            return None
+        or_none = ", or None" if NoneType in get_args(hint) else ""
+        hint = next(part for part in get_args(hint) if part is not NoneType)
+    limits = None
+    if get_origin(hint) is Annotated:
+        hint, limits = get_args(hint)
+    if get_origin(hint) is Literal:
+        choices = get_args(hint)
+        if value not in choices:
+            listed = " or ".join([", ".join(map(repr, choices[:-1])), repr(choices[-1])])
+            raise ValueError(f"{name}={value!r}: choose {listed}{or_none}.")
+    elif hint is bool and not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r}: expected true or false.")
+    elif hint in (int, float):
+        kind = numbers.Integral if hint is int else numbers.Real
+        number = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or (limits is not None and value not in limits):
+            plain = "an integer" if hint is int else "a finite number"
+            expected = plain if limits is None else limits.expected
+            raise ValueError(f"{name}={value!r}: expected {expected}{or_none}.")
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
+    return value
+
+
+def require_num_data(num_data: int | None, method: str) -> int:
+    """Return num_data; the KL is divided by it, so it must be given, never guessed."""
+    if num_data is None:
+        raise ValueError(
+            f"{method} needs num_data, the number of training examples that its KL term is divided "
+            "by. Fix: build(..., num_data=len(train))."
+        )
+    return num_data
+
+
+def annealed(epoch: int, epochs: int, share: float) -> float:
+    """Return the KL's weight in an epoch (from 0): it grows in equal steps to 1 over a share of them."""
+    return min(1.0, (epoch + 1) / max(1.0, share * epochs))
