@@ -144,14 +144,13 @@ def load_images(plan: Plan) -> Images:
     if plan.train is not None:
         splits = replace(splits, train=splits.train.take(slice(plan.train)))
     hundred = unpickle(plan.data_root / "cifar-100-python" / "test")["data"]
-    held_out, test = (part.take(slice(plan.images)) for part in (splits.val, splits.test))
     measured = {
-        "held_out": held_out.inputs,
-        "test": test.inputs,
-        "svhn": splits.ood["svhn"].inputs[: plan.images],
+        "svhn": splits.ood["svhn"].take(slice(plan.images))[:][0],
         "cifar100": torch.from_numpy(np.array(hundred)).view(-1, 3, 32, 32)[: plan.images],
     }
-    labels = {"held_out": held_out.targets, "test": test.targets}
+    labels = {}
+    for name, part in (("held_out", splits.val), ("test", splits.test)):
+        measured[name], labels[name] = part.take(slice(plan.images))[:]
     return Images(splits, measured, labels)
 
 
@@ -289,7 +288,7 @@ class Runner:
             record["noise"][name] = {"scale": scale, **measured}
             if job.final:
                 arrays = {key: average(p).cpu().numpy() for key, p in members.items()}
-                np.savez(self.plan.out / f"{job.name}-{name}.npz", **arrays)
+                np.savez(self.plan.out / f"{job.name}-{name}.npz", **arrays)  # type: ignore[arg-type]
         record["evaluation_seconds"] = time.perf_counter() - started
         write_json(self.plan.out / f"{job.name}.json", record)
 
