@@ -431,7 +431,7 @@ def test_memory_for_probabilities_does_not_grow_with_the_map(
     model = lpbnn.build(nn.Conv2d(3, 8, 1), "mcp", task="segmentation")
     with PeakMemory() as meter:
         outputs = torch.randn(4, 1, 8, 128, 128)
-        sums = module.Strips(model, model.likelihood, keep=False)
+        sums = module.MemberSums(model, model.likelihood, keep=False)
         sums.add(outputs)
         sums.finish()
     result = (8 + 3) * 128 * 128 * 4  # probabilities, two uncertainties and the score

@@ -20,6 +20,7 @@ from lpbnn.convert.checks import RUNNING_NORMS
 from lpbnn.kernels.autograd import vmap_is_running
 from lpbnn.members.rows import (
     Argument,
+    MaskArguments,
     copy_tensors,
     find_masks,
     gather,
@@ -34,6 +35,7 @@ from lpbnn.predict import seeded, unwrap
 if TYPE_CHECKING:
     from lpbnn.members.ensemble import MemberEnsemble
 
+Call = tuple[tuple[Any, ...], dict[str, Any]]
 MAX_ROWS = 3  # rows that are compared
 MEMBERS = 2  # members that are compared
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}  # of the largest number; half: 0.05
@@ -165,16 +167,37 @@ def rows_are_independent(
     def run(own_args: Any, own_kwargs: Any) -> list[Tensor]:
         own_args, own_kwargs = copy_tensors((own_args, own_kwargs))  # it may change them in place
         with seeded(0, None, model):
-            return tree_leaves(model.outputs(*own_args, **own_kwargs))
+            outputs = tree_leaves(model.outputs(*own_args, **own_kwargs))
+        return [output.movedim(1, 0) for output in outputs]
 
     with _unchanged(model), _quiet(model, False), torch.no_grad():
-        (args, kwargs, whole), rows = _run_few_rows(
-            arguments, args, kwargs, lambda *few: (*few, run(*few))
-        )
-        for others in _examples_to_change(rows):
-            changed = run(*_change(arguments, args, kwargs, rows, others))
-            pairs = zip(whole, changed, strict=True)
-            if not all(_kept(a.movedim(1, 0), b.movedim(1, 0), rows, others) for a, b in pairs):
+        (call, whole), rows = _run_few_rows(arguments, args, kwargs, lambda *few: (few, run(*few)))
+        return _keeps_other_rows(run, whole, arguments, call, rows)
+
+
+def _keeps_other_rows(
+    run: Callable[[Any, Any], list[Tensor]],
+    whole: list[Tensor],
+    arguments: MaskArguments,
+    call: Call,
+    rows: int,
+) -> bool:
+    """Return True if a change of some examples changes no other example's output.
+
+    Args:
+        run: returns the outputs, examples first; ``whole`` are those of ``call``.
+        whole: the outputs before the change.
+        arguments: the inputs that are no batch.
+        call: the arguments of the network, for ``rows`` examples.
+        rows: the number of examples.
+    """
+    for changed in _examples_to_change(rows):
+        outputs = run(*_change(arguments, *call, rows, changed))
+        stay = [i for i in range(rows) if i not in changed]
+        for one, other in zip(whole, outputs, strict=True):
+            if one.shape != other.shape or one.shape[:1] != (rows,):
+                return False
+            if stay and not _close(one[stay], other[stay]):
                 return False
     return True
 
@@ -216,7 +239,11 @@ class _Reference:
         self.members.append(self.run(1, self.args, self.kwargs))
         # Random in itself (functional dropout, stochastic depth): nothing to compare in this mode.
         self.random = not _equal(self.members[0], self.run(0, self.args, self.kwargs))
-        self.independent = self.rows_are_independent(rows)
+        call, arguments = (self.args, self.kwargs), self.model.mask_arguments
+        whole = [one.value for one in self.members[0] if one.name == "the output"]
+        if self.random:
+            whole = self._seeded_outputs(*call)
+        self.independent = _keeps_other_rows(self._seeded_outputs, whole, arguments, call, rows)
 
     def run(self, member: int, args: Any, kwargs: Any) -> list["_Output"]:
         """Return the outputs of the converted layers and of the network, for one member."""
@@ -224,27 +251,13 @@ class _Reference:
         # The same buffers for every run: a spectral norm goes on with its estimate in each.
         with _same_buffers(net), _quiet(net, self.training), _recorded(self.model) as outputs:
             sampled = self.probe.take(member, 1)
-            result = self.model.run_one_by_one(sampled, args, kwargs, first=member)
+            result = self.model.run_one_by_one(sampled, *copy_tensors((args, kwargs)), first=member)
         return [*outputs, *(_Output("the output", leaf) for leaf in tree_leaves(result))]
 
-    def rows_are_independent(self, rows: int) -> bool:
-        """Return True if a change of some examples changes no other example's output."""
-        arguments = self.model.mask_arguments
-        if self.random:
-            whole = self._seeded_outputs(self.args, self.kwargs)
-        else:
-            whole = [one for one in self.members[0] if one.name == "the output"]
-        for others in _examples_to_change(rows):
-            call = _change(arguments, self.args, self.kwargs, rows, others)
-            pairs = zip(whole, self._seeded_outputs(*call), strict=True)
-            if not all(_kept(one.value, other.value, rows, others) for one, other in pairs):
-                return False
-        return True
-
-    def _seeded_outputs(self, args: Any, kwargs: Any) -> list["_Output"]:
+    def _seeded_outputs(self, args: Any, kwargs: Any) -> list[Tensor]:
         """Return the outputs of the network for one member; what it draws is the same in every call."""
         with seeded(0, None, self.model):
-            return [one for one in self.run(0, args, kwargs) if one.name == "the output"]
+            return [one.value for one in self.run(0, args, kwargs) if one.name == "the output"]
 
 
 class _Output:
@@ -282,14 +295,6 @@ def _change(arguments: Any, args: Any, kwargs: Any, batch: int, examples: list[i
         return x
 
     return tree_map_only(Tensor, change, (args, kwargs))
-
-
-def _kept(one: Tensor, other: Tensor, rows: int, changed: list[int]) -> bool:
-    """Return True if both have a row per example, and those of the examples that stay are equal."""
-    if one.shape != other.shape or one.shape[:1] != (rows,):
-        return False
-    stay = [i for i in range(rows) if i not in changed]
-    return not stay or _close(one[stay], other[stay])
 
 
 def _equal(found: list[_Output], expected: list[_Output]) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from lpbnn.kernels.autograd import is_traced
 from lpbnn.likelihoods import (
     Categorical,
     Likelihood,
@@ -141,8 +142,8 @@ class UncertainModel(WideBuffers):
 
         Called before a prediction is cut into portions, and before a method mixes examples in training.
         """
-        unknown = self.independent_rows is None and not torch.compiler.is_compiling()
-        if unknown and self.check_first_batch:
+        unknown = self.independent_rows is None and self.check_first_batch
+        if unknown and not is_traced((args, kwargs)):
             from lpbnn.check import rows_are_independent  # imports point the other way
 
             self.independent_rows = rows_are_independent(self, args, kwargs)
@@ -299,12 +300,16 @@ def as_call(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """Return the number of examples in a call: the first dimension of its first tensor."""
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    if not tensors:
+    first = None
+    for leaf in tree_leaves((args, kwargs)):
+        if isinstance(leaf, Tensor):
+            first = leaf
+            if leaf.dim() > 0:
+                break
+    if first is None:
         given = ", ".join(type(value).__name__ for value in (*args, *kwargs.values())) or "nothing"
         raise TypeError(f"expected a tensor of inputs, got {given}. Fix: torch.as_tensor(...).")
-    first = next((tensor for tensor in tensors if tensor.dim() > 0), None)
-    if first is None:
+    if first.dim() == 0:
         raise ValueError("expected a batch, got a tensor without dimensions. Fix: x.unsqueeze(0).")
     if first.shape[0] == 0:
         raise ValueError(f"the batch is empty: inputs of shape {tuple(first.shape)}.")

@@ -185,20 +185,23 @@ def predict(
     calls = [(args, kwargs)] if step >= batch else _cut(model, args, kwargs, batch, step)
     likelihood = model.likelihood
     heads = likelihood.heads if isinstance(likelihood, MultiHead) else {"": likelihood}
-    sums = [{name: Strips(model, heads[name], keep_members) for name in heads} for _ in calls]
+    parts = [
+        (call, {name: MemberSums(model, head, keep_members) for name, head in heads.items()})
+        for call in calls
+    ]
     with evaluating(model), torch.no_grad():
         if len(calls) > 1:
             model.require_independent_rows(args, kwargs)
         with seeded(seed, generator, model):
             for run in model.passes(samples, width):
-                for call, part in zip(calls, sums, strict=True):
+                for call, sums in parts:
                     # A network may change its inputs in place, and the next pass needs them as they are.
                     part_args, part_kwargs = copy_tensors(call)
                     outputs = run(*part_args, **part_kwargs)
-                    for name, strips in part.items():
-                        strips.add(outputs[name] if isinstance(outputs, Mapping) else outputs)
+                    for name, head_sums in sums.items():
+                        head_sums.add(outputs[name] if isinstance(outputs, Mapping) else outputs)
                     del outputs  # before the next pass makes its own
-    found = {name: merge([part[name].finish() for part in sums]) for name in heads}
+    found = {name: merge([sums[name].finish() for _, sums in parts]) for name in heads}
     # The annotation is for the usual case, one head: a type checker cannot tell the two apart.
     return found if isinstance(likelihood, MultiHead) else found[""]  # type: ignore[return-value]
 
@@ -246,81 +249,8 @@ def _cut(
     return [take_examples(arguments, args, kwargs, batch, slice(i, i + step)) for i in starts]
 
 
-class Sums:
-    """Running sums over members; the members themselves only if they are to be kept.
-
-    Probabilities and entropies are plain sums until ``finish``. Values with variances are running means,
-    by Welford's update, so that a large mean does not drown the variance.
-    """
-
-    def __init__(self, likelihood: Likelihood, keep: bool) -> None:
-        self.likelihood = likelihood
-        self.kept: list[tuple[Tensor, Tensor | None]] | None = [] if keep else None
-        self.count = 0
-        self.mean = self.within = self.between = torch.zeros(())
-        self.own: Tensor | None = None  # sum of the method's own scores
-
-    def add(self, summary: Summary, own: Tensor | None) -> None:
-        """Add members: their summary, and their OOD scores (s, b, ...) if the method has its own."""
-        if own is not None:
-            scores = own.sum(0)
-            self.own = scores if self.own is None else self.own + scores
-        if self.kept is not None:
-            self.kept.append((summary.values, summary.variances))
-        # One member after the other: the sum is the same to the last bit however members are divided.
-        add_one = self._add_to_sum if self.likelihood.information else self._add_to_mean
-        for value, within in zip(summary.values, summary.aleatoric, strict=True):
-            add_one(value, within)
-
-    def _add_to_sum(self, value: Tensor, within: Tensor) -> None:
-        if self.count == 0:
-            self.mean, self.within = value, within
-        elif self.count == 1:  # the first sum gets its own memory; the summary is not changed
-            self.mean, self.within = self.mean + value, self.within + within
-        else:
-            self.mean, self.within = self.mean.add_(value), self.within.add_(within)
-        self.count += 1
-
-    def _add_to_mean(self, value: Tensor, within: Tensor) -> None:
-        self.count += 1
-        if self.count == 1:
-            self.mean, self.within = value.clone(), within.clone()
-            self.between = torch.zeros((), dtype=value.dtype, device=value.device)
-            return
-        delta = value - self.mean
-        self.mean = self.mean.add_(delta, alpha=1 / self.count)
-        self.within = self.within.add_((within - self.within), alpha=1 / self.count)
-        self.between = self.between + delta * (value - self.mean)
-
-    def finish(self) -> Prediction:
-        """Return the prediction of the members added."""
-        likelihood = self.likelihood
-        if likelihood.information:
-            if self.count > 1:
-                self.mean, self.within = self.mean.div_(self.count), self.within.div_(self.count)
-            total = likelihood.total(self.mean)
-            epistemic = (total - self.within).clamp_min(0)  # rounding alone goes below
-        else:
-            epistemic = (self.between / self.count).expand_as(self.mean)
-            total = self.within + epistemic
-        own = None if self.own is None else self.own / self.count
-        kept = self.kept or []
-        variances = [each for _, each in kept if each is not None]
-        return Prediction(
-            task=likelihood.task,
-            average=self.mean,
-            aleatoric=self.within,
-            epistemic=epistemic,
-            ood_score=likelihood.ood_score(self.mean, total) if own is None else own,
-            members=torch.cat([values for values, _ in kept]) if kept else None,
-            member_variances=torch.cat(variances) if variances else None,
-            quantity=likelihood.quantity,
-            class_dim=likelihood.class_dim,
-        )
-
-
-class Strips:
-    """Sums over members for maps, in strips of a map if it has many pixels.
+class MemberSums:
+    """Sums over members for one part of the batch and one head; of a map with many pixels, in strips.
 
     The probabilities of one member for a street scene, and what they are computed through, would take more
     memory than the network itself.
@@ -331,7 +261,7 @@ class Strips:
         # The base class's score is one number for a whole map.
         by_cell = type(likelihood).ood_score is not Likelihood.ood_score
         self.in_strips = likelihood.cellwise and by_cell and likelihood.dim == 1 and not keep
-        self.parts: list[Sums] = []
+        self.strips: list[StripSums] = []
         self.dim = 0
 
     def add(self, outputs: Tensor) -> None:
@@ -342,16 +272,82 @@ class Strips:
             count = -(-outputs[0].numel() // AT_ONCE)
             strips = outputs.split(-(-outputs.shape[3] // count), 3)
         for i, strip in enumerate(strips):
-            if i == len(self.parts):
-                self.parts.append(Sums(self.likelihood, self.keep))
+            if i == len(self.strips):
+                self.strips.append(StripSums(self.likelihood, self.keep))
             # The probabilities of all members for every pixel would be most of the memory.
             few = max(1, AT_ONCE // max(1, strip[0].numel()))
             for members in strip.split(few):
-                self.parts[i].add(self.likelihood.summary(members), self.model.ood_score(members))
+                summary = self.likelihood.summary(members)
+                self.strips[i].add(summary, self.model.ood_score(members))
 
     def finish(self) -> Prediction:
         """Return the prediction for whole maps."""
-        return merge([part.finish() for part in self.parts], self.dim)
+        return merge([strip.finish() for strip in self.strips], self.dim)
+
+
+class StripSums:
+    """Running sums over members; the members themselves only if they are to be kept.
+
+    Probabilities and entropies are plain sums until ``finish``. Values with variances are running means,
+    by Welford's update, so that a large mean does not drown the variance.
+    """
+
+    def __init__(self, likelihood: Likelihood, keep: bool) -> None:
+        self.likelihood, self.keep, self.count = likelihood, keep, 0
+        self.kept: list[Summary] = []
+        self.mean = self.within = self.between = torch.zeros(())
+        self.own: Tensor | None = None  # sum of the method's own scores
+
+    def add(self, summary: Summary, own: Tensor | None) -> None:
+        """Add members: their summary, and their OOD scores (s, b, ...) if the method has its own."""
+        if own is not None:
+            self.own = own.sum(0) if self.own is None else self.own + own.sum(0)
+        if self.keep:
+            self.kept.append(summary)
+        # One member after the other: the sum is the same to the last bit however members are divided.
+        for value, within in zip(summary.values, summary.aleatoric, strict=True):
+            self.count += 1
+            if self.count == 1:
+                self.mean, self.within = value, within
+                self.between = torch.zeros((), dtype=value.dtype, device=value.device)
+            elif not self.likelihood.information:
+                delta, share = value - self.mean, 1 / self.count
+                self.mean = self.mean.add(delta, alpha=share)
+                self.within = self.within.add(within - self.within, alpha=share)
+                self.between = self.between + delta * (value - self.mean)
+            elif self.count == 2:  # the first sum gets its own memory; the summary is not changed
+                self.mean, self.within = self.mean + value, self.within + within
+            else:
+                self.mean, self.within = self.mean.add_(value), self.within.add_(within)
+
+    def finish(self) -> Prediction:
+        """Return the prediction of the members added."""
+        likelihood, mean, within = self.likelihood, self.mean, self.within
+        if likelihood.information:
+            if self.count > 1:
+                mean, within = mean.div_(self.count), within.div_(self.count)
+            total = likelihood.total(mean)
+            epistemic = (total - within).clamp_min(0)  # rounding alone goes below
+        else:
+            epistemic = (self.between / self.count).expand_as(mean)
+            total = within + epistemic
+        own = None if self.own is None else self.own / self.count
+        members, variances = None, None
+        if self.keep:
+            members = torch.cat([each.values for each in self.kept])
+            if self.kept[0].variances is not None:
+                variances = torch.cat([each.variances for each in self.kept])  # type: ignore[misc]
+        return Prediction(
+            task=likelihood.task,
+            average=mean,
+            aleatoric=within,
+            epistemic=epistemic,
+            ood_score=likelihood.ood_score(mean, total) if own is None else own,
+            members=members,
+            member_variances=variances,
+            quantity=likelihood.quantity,
+            class_dim=likelihood.class_dim,
+        )
 
 
 def merge(parts: list[Prediction], dim: int = 0) -> Prediction:
@@ -376,15 +372,15 @@ def merge(parts: list[Prediction], dim: int = 0) -> Prediction:
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Put a model in evaluation mode inside the block, and every module back in its own mode after it."""
-    modes = [(module, module.training) for module in model.modules()]
-    if not any(mode for _, mode in modes):
+    modes = {module: module.training for module in model.modules()}
+    if not any(modes.values()):
         yield  # as between most predictions: setting flags is slow
         return
     model.eval()
     try:
         yield
     finally:
-        for module, mode in modes:
+        for module, mode in modes.items():
             module.training = mode
 
 

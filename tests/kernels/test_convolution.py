@@ -191,7 +191,7 @@ def test_a_layer_is_the_same_with_it_and_without(
     torch.manual_seed(0)
     conv = nn.Conv2d(4, 6, 3, bias=bias, **padding)
     layer = RankOneLayer(conv, PointFactors(2, 4, 6)).double()
-    monkeypatch.setattr(RankOneLayer, "_prefers_member_weights", lambda *call: False)
+    monkeypatch.setattr(rank_one_layer, "prefers_member_weights", lambda *call: False)
     x = torch.randn(6, 4, 5, 5, dtype=torch.float64)
     found = []
     for fast in (True, False):

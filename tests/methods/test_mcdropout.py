@@ -59,7 +59,7 @@ def test_each_kind_keeps_mean_and_variance_of_its_original(
     x = torch.full((2000, 8, 2, 2, 2)[: KINDS[kind]], 0.5)
     dropout = ActiveDropout(kind(0.3)).eval()
     masks = DropoutMasks(len(x), range(len(x)) if seeded else None)
-    with dropout.slot.use(MemberPass(masks, range(len(x)), batch=1)):
+    with dropout.slot.use(MemberPass(masks, batch=1)):
         y = dropout(x)
     expected = kind(0.3)(x)
     torch.testing.assert_close(y.unique(), expected.unique())
@@ -259,7 +259,7 @@ def test_several_inputs_and_a_shared_module() -> None:
 def test_tensors_without_member_rows_are_dropped_plainly() -> None:
     dropout = ActiveDropout(nn.Dropout(0.5))
     masks = DropoutMasks(3, [1, 2, 3])
-    with dropout.slot.use(MemberPass(masks, range(3), batch=1)):
+    with dropout.slot.use(MemberPass(masks, batch=1)):
         assert dropout(torch.ones(4, 100)).unique().tolist() == [0.0, 2.0]
 
 

@@ -169,7 +169,8 @@ def test_the_terms_are_the_documented_sums(weighting: str, variant: str) -> None
     model = build("Mlp", weighting=weighting, variant=variant, num_data=1000).double()
     posterior = LatentPosterior([layer.factors for layer in model.layers])
     kl, squared = posterior.kl(), posterior.squared_error(of_samples=variant == "paper")
-    widths = torch.tensor([f.inputs for f in posterior.grouped_layers])
+    order = [i for group in posterior.groups for i in group]
+    widths = torch.tensor([posterior.layers[i].inputs for i in order])
     a = {"balanced": 1 / 1000, "equation": 1 / 1000, "authors": 1.0}[weighting]
     b = torch.full((3,), 1e-3) if weighting == "equation" else 1 / widths.double()
     x, y = batch("Mlp", 6)

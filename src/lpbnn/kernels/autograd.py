@@ -1,6 +1,9 @@
-"""Detection of a backward pass or a vmap under way, for which torch has no public API."""
+"""Detection of a backward pass, a vmap or a tracer under way."""
+
+from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 _current_graph_task = getattr(torch._C, "_current_graph_task_id", None)
 
@@ -12,6 +15,14 @@ def backward_is_running() -> bool:
     its model, while the graph of the model's last pass is still alive, uses the factors of that pass.
     """
     return _current_graph_task is None or _current_graph_task() != -1
+
+
+def is_traced(tree: Any) -> bool:
+    """Return True in a compiler or tracer, or for tensors without values: on the meta device, or fake."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
+        return True
+    leaves = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return any(x.is_meta or getattr(x, "fake_mode", None) is not None for x in leaves)
 
 
 def vmap_is_running() -> bool:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from lpbnn.kernels.autograd import is_traced
 from lpbnn.members.partial import (
     FULL,
     ExpansionPoints,
@@ -27,7 +28,6 @@ from lpbnn.members.rows import (
     expand_tree,
     find_masks,
     gather,
-    has_values,
     mask_arguments,
     member_examples,
     take_examples,
@@ -35,7 +35,6 @@ from lpbnn.members.rows import (
 from lpbnn.model import Outputs, Pass, UncertainModel, batch_size
 
 Execution = Literal["unchecked", "batched", "loop"]
-Call = tuple[tuple[Any, ...], dict[str, Any]]
 _CHECKING = threading.RLock()
 # Behind a shared part, several draws of the members run in one pass; the outputs of all are in memory.
 MAX_MEMBERS_PER_PASS = 16
@@ -80,11 +79,6 @@ class MemberEnsemble(UncertainModel):
         """The paths of the modules in front of which the batch is expanded."""
         return self.points.paths
 
-    @property
-    def shares_nothing(self) -> bool:
-        """True if the whole network runs on the expanded batch."""
-        return self.points.paths == [""]
-
     def use_expansion_points(self, paths: Sequence[str]) -> None:
         """Expand the batch at other modules from now on."""
         if list(paths) != self.expand_at:
@@ -117,14 +111,7 @@ class MemberEnsemble(UncertainModel):
             yield partial(self._predict, sampled.take(start, width), start)
 
     def _predict(self, sampled: Sampled, first: int, /, *args: Any, **kwargs: Any) -> Outputs:
-        """Run members of a prediction: one by one, if a batch fills the device by itself."""
-        batch = batch_size(args, kwargs)
-        self.ensure_checked(sampled.count, args, kwargs)
-        one_by_one = sampled.count == 1 or fills_device(batched((args, kwargs), batch), FULL)
-        if self.execution == "loop" or (self.shares_nothing and one_by_one):
-            rows = self.run_one_by_one(sampled, args, kwargs, first=first)
-        else:
-            rows = self.run_rows(sampled, args, kwargs, first=first, loops=True)
+        rows = self.run(sampled, args, kwargs, first=first, predicting=True)
         return gather_outputs(rows, sampled.count)
 
     def chunk_sizes(self, batch: int, samples: int, chunk: int | None) -> tuple[int, int]:
@@ -134,7 +121,7 @@ class MemberEnsemble(UncertainModel):
             return members * min(samples, most), batch
         if batch * members <= chunk:  # room for several draws at once
             return min(members * samples, chunk // (batch * members) * members), batch
-        if self.shares_nothing:  # few members with all examples: each is nearer to a plain network
+        if self.points.whole_network:  # few members with all examples: nearer to a plain network
             return max(1, chunk // batch), min(batch, chunk)
         width = min(members, chunk)
         return width, max(1, chunk // width)
@@ -145,12 +132,27 @@ class MemberEnsemble(UncertainModel):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         mode: BatchMode = "repeat",
+        *,
+        first: int = 0,
+        predicting: bool = False,
     ) -> Outputs:
-        """Return the outputs of all rows, member-major, by the execution that was found to be right."""
+        """Run members, by the execution that was found to be right; return all rows, member-major.
+
+        Args:
+            sampled: the members; ``first`` is the number of the first of them.
+            args: the network's arguments.
+            kwargs: its keyword arguments.
+            mode: how the batch is distributed over the members.
+            predicting: run the members one by one where one fills the device: in the whole network, or in
+                its modules with ``loop_members``.
+        """
         self.ensure_checked(sampled.count, args, kwargs)
-        if self.execution == "loop" or sampled.count == 1:
-            return self.run_one_by_one(sampled, args, kwargs, mode, copy=sampled.count > 1)
-        return self.run_rows(sampled, args, kwargs, mode)
+        alone = self.execution == "loop" or sampled.count == 1
+        if predicting and self.points.whole_network and not alone:
+            alone = fills_device(batched((args, kwargs), batch_size(args, kwargs)), FULL)
+        if alone:
+            return self.run_one_by_one(sampled, args, kwargs, mode, first)
+        return self.run_rows(sampled, args, kwargs, mode, first, loops=predicting)
 
     def run_rows(
         self,
@@ -161,27 +163,19 @@ class MemberEnsemble(UncertainModel):
         first: int = 0,
         loops: bool = False,
     ) -> Outputs:
-        """Run all members in one pass; return the outputs of all rows, member-major.
-
-        Args:
-            sampled: the members; ``first`` is the number of the first of them.
-            mode: how the batch is expanded to them.
-            loops: let modules with ``loop_members`` run a few members at a time.
-        """
+        """Run all members in one pass of the network, as rows of one batch (see ``run``)."""
         batch, count = batch_size(args, kwargs), sampled.count
-        members = [(first + i) % self.members for i in range(count)]
         # An input that has by chance as many rows as the expanded batch could be mistaken for it.
-        loops = loops and not batched((args, kwargs), batch * count)
+        loops = loops and self.points.can_loop and not batched((args, kwargs), batch * count)
         masks = find_masks(self.mask_arguments, args, kwargs)
-        state = MemberPass(sampled.take(0, count), members, batch, mode, loops, masks)
-        if self.shares_nothing:
+        draw = self.members if loops else 0
+        state = MemberPass(sampled.take(0, count), batch, first, mode, draw, masks)
+        if self.points.whole_network:
             args, kwargs = expand_tree((args, kwargs), batch, count, mode, masks)
         try:
-            with self.slot.use(state):
-                outputs = self.readout(self.net(*args, **kwargs))
+            outputs = self._run_network(state, args, kwargs)
         except (RuntimeError, ValueError) as error:
             raise_with_advice(self._advice(error, batch), error)
-        replay_in_backward(self.slot, state, outputs)
         for output in tree_leaves(outputs):
             if output.shape[0] != state.rows:
                 raise RuntimeError(
@@ -197,36 +191,32 @@ class MemberEnsemble(UncertainModel):
         kwargs: dict[str, Any],
         mode: BatchMode = "repeat",
         first: int = 0,
-        copy: bool = True,
     ) -> Outputs:
-        """Run the members one after another, the reference; return the same rows as ``run_rows``.
-
-        Args:
-            sampled: the members; ``first`` is the number of the first of them.
-            mode: how the batch is distributed over them.
-            copy: give each member inputs in memory of its own: the network may change them in place.
-        """
+        """Run the members one after another, the reference (see ``run``); the rows are the same."""
         batch, count = batch_size(args, kwargs), sampled.count
         outputs = []
         for j in range(count):
-            examples = member_examples(j, batch, count, mode)
-            own: Call = (args, kwargs)
-            if examples is not None:
+            own, size = (args, kwargs), batch
+            if mode == "split" and count > 1:
+                examples = member_examples(j, batch, count)
                 own = take_examples(self.mask_arguments, args, kwargs, batch, examples)
-            if copy:
+                size = len(examples)
+            if count > 1:  # the network may change its inputs in place
                 own = copy_tensors(own)
-            own_batch = batch if examples is None else len(examples)
-            state = MemberPass(sampled.take(j, 1), [(first + j) % self.members], own_batch)
-            with self.slot.use(state):
-                output = self.readout(self.net(*own[0], **own[1]))
-            replay_in_backward(self.slot, state, output)
+            output = self._run_network(MemberPass(sampled.take(j, 1), size, first + j), *own)
             # The next call may write to the same memory, for example in a recorded CUDA graph.
             outputs.append(output if j == count - 1 else tree_map(torch.clone, output))
         return outputs[0] if count == 1 else tree_map(lambda *own: torch.cat(own), *outputs)
 
+    def _run_network(self, state: MemberPass, args: Any, kwargs: Any) -> Outputs:
+        with self.slot.use(state):
+            outputs = self.readout(self.net(*args, **kwargs))
+        replay_in_backward(self.slot, state, outputs)
+        return outputs
+
     def _advice(self, error: Exception, batch: int) -> str:
         """Return what helps against an error of the network, or an empty string."""
-        return "" if self.shares_nothing else self.points.advice()
+        return "" if self.points.whole_network else self.points.advice()
 
     # The check at the first batch.
 
@@ -234,9 +224,7 @@ class MemberEnsemble(UncertainModel):
         """Compare with the reference, once, before several members run together."""
         if self.execution != "unchecked" or not self.check_first_batch or count == 1:
             return
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
-            return  # a comparison cannot be part of a graph
-        if not all(has_values(leaf) for leaf in tree_leaves((args, kwargs))):
+        if is_traced((args, kwargs)):  # a comparison cannot be part of a graph
             return
         from lpbnn.check import verify  # imports point the other way
 
@@ -288,4 +276,4 @@ class MemberEnsemble(UncertainModel):
 
 def gather_outputs(rows: Outputs, members: int) -> Outputs:
     """Return member-major rows as (members, examples, ...), for every head of a network."""
-    return tree_map(lambda head: gather(head, members), rows)
+    return tree_map(partial(gather, members=members), rows)

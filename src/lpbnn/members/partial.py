@@ -31,9 +31,7 @@ from lpbnn.members.rows import batched, expand_tree, find_masks, is_batched, mas
 # Numbers in a batch of images that keep a device busy without a second member beside them. On a CPU
 # (measured): a small WRN predicts 24 images in 4.5 passes' time member by member, in 6.7 with all members.
 FULL = {"cpu": 2**13, "cuda": 2**19}
-VECTORS = (
-    16  # times as many numbers in a batch of vectors or sequences, which members multiply together
-)
+VECTORS = 16  # times as many in a batch of vectors or sequences, which members multiply together
 # The same behind a shared part, without a compiler: a part is many small calls for each member, and the
 # host must start them faster than the GPU finishes them (docs/cost.md). DeepLab's fine map of one frame
 # of 1280x720 has 15 M numbers: its members run together, and one by one from two frames on.
@@ -59,8 +57,11 @@ class ExpansionPoints:
     def __init__(self, net: nn.Module, paths: Sequence[str], slot: PassSlot) -> None:
         self.paths = list(paths)
         self.slot = slot
+        self.whole_network = self.paths == [""]
         self.modules = [net.get_submodule(path) for path in self.paths if path]
-        self.masks = [(module, mask_arguments(module)) for module in self.modules]
+        # True if a part behind the shared one may run a few members at a time.
+        self.can_loop = any(getattr(module, "loop_members", False) for module in self.modules)
+        self.masks = {module: mask_arguments(module) for module in self.modules}
         self.handles = [
             handle
             for module in self.modules
@@ -75,11 +76,6 @@ class ExpansionPoints:
         for handle in self.handles:
             handle.remove()
 
-    @property
-    def can_loop(self) -> bool:
-        """True if a part behind the shared one may run a few members at a time."""
-        return any(getattr(module, "loop_members", False) for module in self.modules)
-
     def expand(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Expand the batch; or run all members but the last few, and return what these are called with."""
         state: MemberPass | None = self.slot.get()
@@ -88,17 +84,17 @@ class ExpansionPoints:
             return None
         if state is None or state.count == 1:
             return None
-        masks = [*self._find_masks(module, args, kwargs), *state.shared]
+        masks = [*find_masks(self.masks[module], args, kwargs), *state.shared]
         examples = batched((args, kwargs), state.batch, masks)
-        if len(examples) > 0 and state.loops and _may_loop(module):
-            few = _members_at_a_time(examples, state)
+        compiling = torch.compiler.is_compiling()
+        any_examples = len(examples) > 0  # torch 2.11 does not compile bool(list)
+        if any_examples and state.draw and _may_loop(module, compiling):
+            few = _members_at_a_time(examples, state, compiling)
             if few < state.count:
                 return self._run_earlier(module, args, kwargs, state, few, masks)
-        state.expanded = (
-            state.expanded or len(examples) > 0
-        )  # torch 2.11 does not compile bool(list)
+        state.expanded = state.expanded or any_examples
         late = state.mode == "repeat" and getattr(module, "expand_in_layers", False)
-        if late and torch.compiler.is_compiling() and _expands_in_layers(module):
+        if late and compiling and _expands_in_layers(module):
             return None
         return expand_tree((args, kwargs), state.batch, state.count, state.mode, masks)
 
@@ -119,9 +115,7 @@ class ExpansionPoints:
         part = state.take(last, few)
         part.loop = loop
         own = _own_arguments((args, kwargs), state, last, part.count, masks)
-        self.slot.set(
-            part
-        )  # until the hook behind the module, or until the pass ends with an error
+        self.slot.set(part)  # until the hook behind the module, or the pass ends with an error
         state.expanded = True
         return own
 
@@ -136,12 +130,6 @@ class ExpansionPoints:
             return output
         self.slot.set(loop.state)
         return tree_map(lambda *leaves: torch.cat(leaves), *loop.outputs, output)
-
-    def _find_masks(self, module: nn.Module, args: Any, kwargs: Any) -> list[Tensor]:
-        for point, arguments in self.masks:
-            if point is module:
-                return find_masks(arguments, args, kwargs)
-        return []
 
     def advice(self) -> str:
         """Return what to do if rows and examples met."""
@@ -306,18 +294,17 @@ def _expands_in_layers(module: nn.Module) -> bool:
     return any(getattr(layer, "expands_batch", False) for layer in module.modules())
 
 
-def _may_loop(module: nn.Module) -> bool:
+def _may_loop(module: nn.Module, compiling: bool) -> bool:
     """Return True if a module may be called for a few members at a time without a user's hook noticing."""
     if not getattr(module, "loop_members", False):
         return False
-    parts = [module] if torch.compiler.is_compiling() else module.modules()
+    parts = [module] if compiling else module.modules()
     return sum(len(p._forward_pre_hooks) + len(p._forward_hooks) for p in parts) <= 2  # ours
 
 
-def _members_at_a_time(examples: Sequence[Tensor], state: MemberPass) -> int:
+def _members_at_a_time(examples: Sequence[Tensor], state: MemberPass, compiling: bool) -> int:
     """Return how many members run through a part together."""
-    one_draw = len(set(state.members))
-    compiling = torch.compiler.is_compiling()
+    one_draw = min(state.count, state.draw)
     few = 1 if fills_device(examples, FULL if compiling else FULL_PART) else one_draw
     if not compiling:
         return few
@@ -326,10 +313,13 @@ def _members_at_a_time(examples: Sequence[Tensor], state: MemberPass) -> int:
 
 def fills_device(examples: Sequence[Tensor], full: Mapping[str, int]) -> bool:
     """Return True if the inputs of a call keep the device busy without a second member beside them."""
-    kind = "cpu" if all(tensor.device.type == "cpu" for tensor in examples) else "cuda"
-    images = any(tensor.dim() > 3 for tensor in examples)
-    limit = full[kind] if images or kind == "cuda" else VECTORS * full[kind]
-    return sum(tensor.numel() for tensor in examples) >= limit
+    kind, dimensions, numbers = "cpu", 0, 0
+    for tensor in examples:
+        kind = kind if tensor.device.type == "cpu" else "cuda"
+        dimensions = max(dimensions, tensor.dim())
+        numbers += tensor.numel()
+    together = kind == "cpu" and dimensions < 4  # vectors, which members multiply together
+    return numbers >= full[kind] * (VECTORS if together else 1)
 
 
 def _require_rows(module: nn.Module, output: Any, rows: int) -> None:

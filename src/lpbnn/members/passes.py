@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 import torch
@@ -48,36 +47,40 @@ class Loop:
         self.depth = 0  # calls of the module inside of its own call
 
 
-@dataclass(eq=False)
 class MemberPass:
     """The state of one forward pass of several members.
 
     Args:
         sampled: what makes the members differ, read by the converted layers.
-        members: the ensemble member of each block of rows, read by batch norms per member.
         batch: the number of examples.
+        first: the number of the first member, counted through all draws.
         mode: how the batch is expanded to the members.
-        loops: True if a part of the network may run the members one after another.
+        draw: members of one draw, if parts of the network may run a few members at a time; 0: they may not.
         shared: inputs of the network that hold no examples, whatever their size.
     """
 
-    sampled: Any
-    members: Sequence[int]
-    batch: int
-    mode: BatchMode = "repeat"
-    loops: bool = False
-    shared: Sequence[Tensor] = ()
-    expanded: bool = False  # True once an expansion point has expanded the batch
-    loop: Loop | None = None  # the loop whose members these are
-
-    def __post_init__(self) -> None:
-        self.count = len(self.members)
-        self.rows = rows_needed(self.batch, self.count, self.mode)  # of the expanded batch
+    def __init__(
+        self,
+        sampled: Any,
+        batch: int,
+        first: int = 0,
+        mode: BatchMode = "repeat",
+        draw: int = 0,
+        shared: Sequence[Tensor] = (),
+    ) -> None:
+        self.sampled, self.batch, self.first = sampled, batch, first
+        self.mode: BatchMode = mode
+        self.draw, self.shared = draw, shared
+        self.count = sampled.count
+        self.rows = rows_needed(batch, self.count, mode)  # of the expanded batch
+        self.expanded = False  # True once an expansion point has expanded the batch
+        self.loop: Loop | None = None  # the loop whose members these are
 
     def take(self, start: int, count: int) -> "MemberPass":
         """Return the pass of ``count`` of the members, from ``start`` on."""
-        members = self.members[start : start + count]
-        return MemberPass(self.sampled.take(start, count), members, self.batch, self.mode)
+        return MemberPass(
+            self.sampled.take(start, count), self.batch, self.first + start, self.mode
+        )
 
 
 class _ThreadState(threading.local):
@@ -138,7 +141,7 @@ class PassSlot:
 
 def replay_in_backward(slot: PassSlot, state: Any, outputs: Any) -> None:
     """Let layers that run again while ``outputs`` are differentiated read ``state`` again."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return  # a compiled graph recomputes for itself
     replay = _Replay(state)
 

@@ -72,16 +72,14 @@ def gather(rows: Tensor, members: int) -> Tensor:
     return rows.view(members, rows.shape[0] // members, *rows.shape[1:])  # quicker than unflatten
 
 
-def member_examples(member: int, batch: int, members: int, mode: BatchMode) -> list[int] | None:
-    """Return the examples that ``expand_batch`` assigns to a member; None: all, in order.
+def member_examples(member: int, batch: int, members: int) -> list[int]:
+    """Return the examples that ``expand_batch`` assigns to a member in the mode ``split``.
 
     Example:
-        >>> member_examples(1, batch=3, members=2, mode="split")
+        >>> member_examples(1, batch=3, members=2)
         [2, 0]
     """
-    if mode == "repeat" or members == 1:
-        return None
-    size = rows_needed(batch, members, mode) // members
+    size = rows_needed(batch, members, "split") // members
     return [i % batch for i in range(member * size, (member + 1) * size)]
 
 
@@ -100,12 +98,6 @@ def row_weights(batch: int, members: int, mode: BatchMode, device: torch.device)
     return 1.0 / (rows // batch + (example < rows % batch))
 
 
-def has_values(x: Any) -> bool:
-    """Return False for a tensor that has a shape only: on the meta device, or fake."""
-    fake = getattr(x, "fake_mode", None) is not None
-    return not (isinstance(x, Tensor) and (x.is_meta or fake))
-
-
 def is_batched(x: Tensor, batch: int, masks: Sequence[Tensor] = ()) -> bool:
     """Return True if an input holds the examples: if its first dimension is the batch.
 
@@ -113,13 +105,13 @@ def is_batched(x: Tensor, batch: int, masks: Sequence[Tensor] = ()) -> bool:
     """
     if x.dim() == 0 or x.shape[0] != batch or isinstance(x, nn.Parameter):
         return False
-    return not any(x is mask for mask in masks)
+    return not masks or all(x is not mask for mask in masks)
 
 
 def batched(tree: Any, batch: int, masks: Sequence[Tensor] = ()) -> list[Tensor]:
     """Return the tensors of a nested structure that hold the examples."""
-    leaves = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
-    return [leaf for leaf in leaves if is_batched(leaf, batch, masks)]
+    leaves = tree_leaves(tree)
+    return [x for x in leaves if isinstance(x, Tensor) and is_batched(x, batch, masks)]
 
 
 def expand_tree(
@@ -235,7 +227,9 @@ def find_masks(
 
     Oblong masks may be padding masks (batch, time), in a module that gives these the same name.
     """
-    masks = []
+    masks: list[Tensor] = []
+    if not arguments:
+        return masks
     for value, kind in _given(arguments, args, kwargs):
         square = value.dim() == 2 and value.shape[0] == value.shape[1]
         if kind == "shared" or (kind == "mask" and square):

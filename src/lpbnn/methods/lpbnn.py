@@ -127,11 +127,6 @@ class LPBNN(RankOneEnsemble):
             weights += [(a if own is None else own, b)] * len(group)
         return torch.tensor(weights, device=factors[0].s.device, dtype=initial_dtype()).T
 
-    def sample_training(self, posterior: Any, rows_per_member: int) -> list[tuple[Tensor, Tensor]]:
-        as_rows = self.training and self.execution != "loop" and torch.compiler.is_compiling()
-        copies = rows_per_member if as_rows else 1
-        return posterior.sample(1, self.noise_scale, keep_mean=True, copies=copies)
-
     def penalties(self, posterior: LatentPosterior) -> Terms:
         kl = posterior.kl()
         squared_error = posterior.squared_error(of_samples=self.config.variant == "paper")

@@ -142,23 +142,19 @@ class RankOneEnsemble(MemberEnsemble):
         require_row_weights(weight, batch)
 
         posterior = self.posterior()
-        pairs = self.sample_training(posterior, rows_needed(batch, members, mode) // members)
-        outputs = self.run(with_biases(self.layers, pairs), args, kwargs, mode)
+        together = self.training and members > 1 and self.execution != "loop"
+        rows = rows_needed(batch, members, mode) // members if together else 1
+        sampled = with_biases(self.layers, posterior.sample(1, self.noise_scale, rows))
+        outputs = self.run(sampled, args, kwargs, mode)
 
         device = tree_leaves(outputs)[0].device
         targets, weight = expand_tree((y, weight), batch, members, mode)
         once = row_weights(batch, members, mode, device)  # every example counts once
         weights = weight if once is None else once if weight is None else once * weight
         terms = self.likelihood.nll_terms(outputs, targets, weights)
-        # Penalties of layers on several devices are on the first one's, the outputs on the last one's.
-        penalties = {name: term.to(device) for name, term in self.penalties(posterior).items()}
-        return total(**terms, **penalties)
-
-    def sample_training(
-        self, posterior: FactorPosterior, rows_per_member: int
-    ) -> list[tuple[Tensor, Tensor]]:
-        """Sample the factors of one loss."""
-        return posterior.sample(1, self.noise_scale)
+        for name, term in self.penalties(posterior).items():
+            terms[name] = term.to(device)  # layers may be on several devices
+        return total(**terms)
 
     def penalties(self, posterior: Any) -> Terms:
         """Return what the method adds to the NLL, weighted, by name."""

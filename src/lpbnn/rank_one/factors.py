@@ -13,15 +13,16 @@ the modules, so that penalties can be computed at any time.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lpbnn.kernels.stacking import stack_tensors
+from lpbnn.kernels.rows import stack_tensors
 from lpbnn.likelihoods import at_least_float32
 
 Init = Literal["normal", "signs"]
@@ -38,10 +39,6 @@ class LayerFactors(NamedTuple):
     r: Tensor
     s: Tensor
     bias: Tensor | None
-
-    @property
-    def members(self) -> int:
-        return self.s.shape[0]
 
 
 class SampledFactors:
@@ -64,37 +61,53 @@ class SampledFactors:
         )
 
 
-class Factors(nn.Module):
-    """The parameters of one layer's factors; subclasses say how r and s follow from them."""
-
-    def __init__(self, members: int, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.members, self.inputs, self.outputs = members, inputs, outputs
-
-    @staticmethod
-    def posterior(layers: Sequence[Any]) -> "FactorPosterior":
-        """Return the posterior of layers whose factors are all of this class."""
-        raise NotImplementedError
-
-    def extra_repr(self) -> str:
-        return f"members={self.members}, inputs={self.inputs}, outputs={self.outputs}"
-
-
 class FactorPosterior:
     """The posterior of the factors of all layers, given their modules."""
 
-    def sample(self, samples: int = 1, noise_scale: Tensor | None = None) -> list[Pair]:
+    def __init__(self, layers: Sequence[Any]) -> None:
+        self.layers = layers
+
+    def sample(
+        self, samples: int = 1, noise_scale: Tensor | None = None, rows: int | None = None
+    ) -> list[Pair]:
         """Sample r (samples * J, m) and s (samples * J, p) of every layer, sample-major.
 
         Args:
             samples: draws of each of the J members.
             noise_scale: a scalar that multiplies the posterior's standard deviation; None is 1.
+            rows: of each member in the pass of a loss; None if there is no loss. In a compiled loss r may
+                have one copy for each of them.
         """
         raise NotImplementedError
 
     def mean(self) -> list[Pair]:
         """Return the mean of r (J, m) and of s (J, p) of every layer."""
         raise NotImplementedError
+
+
+class Factors(nn.Module):
+    """The parameters of one layer's factors; ``posterior`` says how r and s follow from them."""
+
+    posterior: type[FactorPosterior]  # of layers whose factors are all of this class
+
+    def __init__(self, members: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.members, self.inputs, self.outputs = members, inputs, outputs
+
+    def extra_repr(self) -> str:
+        return f"members={self.members}, inputs={self.inputs}, outputs={self.outputs}"
+
+
+class PointPosterior(FactorPosterior):
+    """Factors without uncertainty: every sample is the mean."""
+
+    def sample(
+        self, samples: int = 1, noise_scale: Tensor | None = None, rows: int | None = None
+    ) -> list[Pair]:
+        return [(repeat(layer.r, samples), repeat(layer.s, samples)) for layer in self.layers]
+
+    def mean(self) -> list[Pair]:
+        return self.sample()
 
 
 class PointFactors(Factors):
@@ -110,6 +123,7 @@ class PointFactors(Factors):
         ((4, 3), (4, 2))
     """
 
+    posterior = PointPosterior
     r: Tensor
     s: Tensor
 
@@ -126,10 +140,6 @@ class PointFactors(Factors):
         self.r = nn.Parameter(initial(members, inputs, init_std, init))
         self.s = nn.Parameter(initial(members, outputs, init_std, init))
 
-    @staticmethod
-    def posterior(layers: Sequence[Any]) -> "PointPosterior":
-        return PointPosterior(layers)
-
 
 class FixedFactors(PointFactors):
     """Factors sampled once and kept as buffers: a frozen ensemble."""
@@ -140,73 +150,15 @@ class FixedFactors(PointFactors):
         self.register_buffer("s", s)
 
 
-class PointPosterior(FactorPosterior):
-    """Factors without uncertainty: every sample is the mean."""
-
-    def __init__(self, layers: Sequence[PointFactors]) -> None:
-        self.layers = layers
-
-    def sample(self, samples: int = 1, noise_scale: Tensor | None = None) -> list[Pair]:
-        return [(repeat(layer.r, samples), repeat(layer.s, samples)) for layer in self.layers]
-
-    def mean(self) -> list[Pair]:
-        return self.sample()
-
-
-class GaussianFactors(Factors):
-    r"""Rank-1 BNN: r_j ~ N(mu, sigma^2) and s_j ~ N(mu, sigma^2), sigma = softplus(rho).
-
-    Dusenberry et al.: Efficient and scalable Bayesian neural nets with rank-1 factors, ICML 2020.
-
-    Example:
-        >>> posterior = GaussianFactors.posterior([GaussianFactors(4, inputs=3, outputs=2)])
-        >>> bool((posterior.sample()[0][0] != posterior.sample()[0][0]).all())
-        True
-    """
-
-    def __init__(
-        self,
-        members: int,
-        inputs: int,
-        outputs: int,
-        *,
-        init_std: float = 0.5,
-        init: Init = "normal",
-        std: float = 0.1,
-        prior_std: float = 0.1,
-    ) -> None:
-        super().__init__(members, inputs, outputs)
-        rho = std + math.log(-math.expm1(-std))  # softplus(rho) = std
-        self.prior_std = prior_std
-        self.r_mean = nn.Parameter(initial(members, inputs, init_std, init))
-        self.s_mean = nn.Parameter(initial(members, outputs, init_std, init))
-        self.r_rho = nn.Parameter(torch.full((members, inputs), rho))
-        self.s_rho = nn.Parameter(torch.full((members, outputs), rho))
-
-    @staticmethod
-    def posterior(layers: Sequence[Any]) -> "GaussianPosterior":
-        return GaussianPosterior(layers)
-
-    def kl(self) -> Tensor:
-        """Return KL(q || N(1, prior_std^2)), summed over the entries of r and s, mean over members."""
-        with full_precision(self.r_mean.device):
-            total = torch.zeros((), device=self.r_mean.device)
-            for mean, rho in ((self.r_mean, self.r_rho), (self.s_mean, self.s_rho)):
-                std = F.softplus(at_least_float32(rho)) / self.prior_std
-                shift = (at_least_float32(mean) - 1) / self.prior_std
-                total = total + kl_to_standard_normal(shift, 2 * std.log()).sum(-1).mean()
-            return total
-
-
 class GaussianPosterior(FactorPosterior):
     """Independent Gaussians; layers of equal shape are sampled together."""
 
-    def __init__(self, layers: Sequence[GaussianFactors]) -> None:
-        self.layers = layers
-
-    def sample(self, samples: int = 1, noise_scale: Tensor | None = None) -> list[Pair]:
+    def sample(
+        self, samples: int = 1, noise_scale: Tensor | None = None, rows: int | None = None
+    ) -> list[Pair]:
         sampled: dict[int, Pair] = {}
-        for group in group_layers(self.layers, _gaussian_key):
+        shape = ("members", "inputs", "outputs", "r_mean.device", "r_mean.dtype")
+        for group in group_layers(self.layers, *shape).values():
             same = [self.layers[i] for i in group]
             with full_precision(same[0].r_mean.device):
                 r, s = (
@@ -232,16 +184,55 @@ class GaussianPosterior(FactorPosterior):
         return torch.stack([term.to(terms[0].device) for term in terms]).sum()
 
 
-def _gaussian_key(layer: Any) -> object:
-    return layer.members, layer.inputs, layer.outputs, layer.r_mean.device, layer.r_mean.dtype
+class GaussianFactors(Factors):
+    r"""Rank-1 BNN: r_j ~ N(mu, sigma^2) and s_j ~ N(mu, sigma^2), sigma = softplus(rho).
+
+    Dusenberry et al.: Efficient and scalable Bayesian neural nets with rank-1 factors, ICML 2020.
+
+    Example:
+        >>> posterior = GaussianFactors.posterior([GaussianFactors(4, inputs=3, outputs=2)])
+        >>> bool((posterior.sample()[0][0] != posterior.sample()[0][0]).all())
+        True
+    """
+
+    posterior = GaussianPosterior
+
+    def __init__(
+        self,
+        members: int,
+        inputs: int,
+        outputs: int,
+        *,
+        init_std: float = 0.5,
+        init: Init = "normal",
+        std: float = 0.1,
+        prior_std: float = 0.1,
+    ) -> None:
+        super().__init__(members, inputs, outputs)
+        rho = std + math.log(-math.expm1(-std))  # softplus(rho) = std
+        self.prior_std = prior_std
+        self.r_mean = nn.Parameter(initial(members, inputs, init_std, init))
+        self.s_mean = nn.Parameter(initial(members, outputs, init_std, init))
+        self.r_rho = nn.Parameter(torch.full((members, inputs), rho))
+        self.s_rho = nn.Parameter(torch.full((members, outputs), rho))
+
+    def kl(self) -> Tensor:
+        """Return KL(q || N(1, prior_std^2)), summed over the entries of r and s, mean over members."""
+        with full_precision(self.r_mean.device):
+            total = torch.zeros((), device=self.r_mean.device)
+            for mean, rho in ((self.r_mean, self.r_rho), (self.s_mean, self.s_rho)):
+                std = F.softplus(at_least_float32(rho)) / self.prior_std
+                shift = (at_least_float32(mean) - 1) / self.prior_std
+                total = total + kl_to_standard_normal(shift, 2 * std.log()).sum(-1).mean()
+            return total
 
 
-def group_layers(layers: Sequence[Any], key: Callable[[Any], object]) -> list[list[int]]:
-    """Return the indices of layers with equal keys, groups in order of first appearance."""
-    groups: dict[object, list[int]] = {}
+def group_layers(layers: Sequence[Any], *attributes: str) -> dict[Any, list[int]]:
+    """Return the indices of layers with equal attributes, groups in order of first appearance."""
+    read, groups = attrgetter(*attributes), {}
     for i, layer in enumerate(layers):
-        groups.setdefault(key(layer), []).append(i)
-    return list(groups.values())
+        groups.setdefault(read(layer), []).append(i)
+    return groups
 
 
 def initial(members: int, width: int, std: float, init: Init) -> Tensor:

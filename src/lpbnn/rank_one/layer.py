@@ -19,9 +19,14 @@ from torch.nn.utils import parametrize
 
 from lpbnn.convert.checks import SUPPORTED, TRANSPOSED, is_odd, widths
 from lpbnn.convert.wrapper import Guarded, Wrapper
-from lpbnn.kernels.all_members import is_one_product, run_all_members
 from lpbnn.kernels.convolution import fast_geometry, member_convolution
-from lpbnn.kernels.rows import scale_rows, shift_rows
+from lpbnn.kernels.rows import (
+    is_one_product,
+    prefers_member_weights,
+    run_all_members,
+    scale_rows,
+    shift_rows,
+)
 from lpbnn.members.passes import MemberPass, PassSlot
 from lpbnn.members.rows import expand_batch
 from lpbnn.rank_one.factors import Factors, LayerFactors, SampledFactors, repeat
@@ -80,12 +85,12 @@ class RankOneLayer(Wrapper):
         self.index = 0
         self.expands_batch = False  # True if it may receive a batch that is not expanded yet
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "bias":
-            bias = self.__dict__.get("_parameters", {}).get("member_bias")
-            if bias is not None:  # the layer itself has none now
-                return Guarded(bias.detach()[0], self._refusal(name))
-        return super().__getattr__(name)
+    @property
+    def bias(self) -> Guarded | None:
+        """The bias, which code around the layer may ask about, not compute with; the layer has none."""
+        if self.member_bias is None:
+            return None
+        return Guarded(self.member_bias.detach()[0], self._refusal("bias"))
 
     @property
     def is_standard(self) -> bool:
@@ -112,22 +117,21 @@ class RankOneLayer(Wrapper):
         state: MemberPass | None = self.slot.get()
         sampled = sample_layers([self]) if state is None else state.sampled
         factors = sampled.layers[0 if state is None else self.index]
-        members = factors.members
+        layer, members = self.layer, len(factors.s)
         if members == 1:
             return self.run_member(x, factors, *args, **kwargs)
+        known = not args and not kwargs and self.is_standard  # _apply knows the operation
         if self.expands_batch and state is not None and x.shape[0] * members == state.rows:
-            one_weight = factors.r.shape[0] == members  # else every row has its own copy of r
-            if one_weight and self.is_standard and is_one_product(self.layer):
-                weights = member_weights(self.layer, factors)
-                return run_all_members(self.layer, x, weights, factors.bias)
+            if known and is_one_product(layer, factors.r, factors.s):
+                return run_all_members(layer, x, member_weights(layer, factors), factors.bias)
             x = expand_batch(x, members)
-        self._check_rows(x, members, state)
-        if not args and not kwargs and self.is_standard:
-            if self._prefers_member_weights(x, factors):
-                return self._use_member_weights(x, factors)
-            if (how := fast_geometry(self.layer, x)) is not None:
-                y = member_convolution(x, self.layer.weight, factors.r, factors.s, how)  # type: ignore[arg-type]
-                return y if factors.bias is None else shift_rows(y, factors.bias)
+        if x.shape[0] % members or (state is not None and x.shape[0] % state.rows):
+            raise ValueError(self._describe_rows(x.shape[0], members, state))
+        if known and prefers_member_weights(layer, x, factors.r, factors.s):
+            return self._use_member_weights(x, factors)
+        if known and (how := fast_geometry(layer, x)) is not None:
+            y = member_convolution(x, layer.weight, factors.r, factors.s, how)  # type: ignore[arg-type]
+            return y if factors.bias is None else shift_rows(y, factors.bias)
         return self._scale_activations(x, factors, *args, **kwargs)
 
     def run_member(self, x: Tensor, factors: LayerFactors, *args: Any, **kwargs: Any) -> Tensor:
@@ -143,37 +147,25 @@ class RankOneLayer(Wrapper):
         y = y * factors.s[0].to(y.dtype).view(shape)
         return y if bias is None else y + bias[0].to(y.dtype).view(shape)
 
-    def _check_rows(self, x: Tensor, members: int, state: MemberPass | None) -> None:
-        rows, name = x.shape[0], self.path or "RankOneLayer"
-        if rows % members:
-            raise ValueError(
+    def _describe_rows(self, rows: int, members: int, state: MemberPass | None) -> str:
+        """Return what is wrong with an input whose rows are not those of the members."""
+        name = self.path or "RankOneLayer"
+        if state is None or rows % members:
+            return (
                 f"{name!r} got {rows} rows for {members} members; rows are member-major and a multiple "
                 "of the members. Call the built model, or lpbnn.members.rows.expand_batch first."
             )
-        if torch.compiler.is_compiling() or state is None:
-            return
-        if rows % state.rows:
-            raise ValueError(
-                f"{name!r} got an input with first dimension {rows}, in a pass of {state.rows} rows: "
-                "its rows are not those of the batch (time first, or no batch at all). Leave the layer "
-                f"out with exclude={name!r}, or put the batch first."
-            )
-
-    def _prefers_member_weights(self, x: Tensor, factors: LayerFactors) -> bool:
-        # A compiler fuses the two products into the neighbouring kernels, and must not be made to
-        # specialise on the batch. On a GPU J small convolutions leave it half empty.
-        if torch.compiler.is_compiling() or factors.r.shape[0] != factors.members:
-            return False
-        if x.is_cuda and not isinstance(self.layer, nn.Linear):
-            return False
-        inputs, outputs = self.factors.inputs, self.factors.outputs
-        weights = factors.members * self.layer.weight.numel()  # type: ignore[union-attr,operator]
-        return weights * inputs <= x.numel() * (inputs + outputs)
+        return (
+            f"{name!r} got an input with first dimension {rows}, in a pass of {state.rows} rows: "
+            "its rows are not those of the batch (time first, or no batch at all). Leave the layer "
+            f"out with exclude={name!r}, or put the batch first."
+        )
 
     def _use_member_weights(self, x: Tensor, factors: LayerFactors) -> Tensor:
-        weights, bias = member_weights(self.layer, factors), factors.bias
+        layer, bias = self.layer, factors.bias
+        weights = member_weights(layer, factors)
         members = len(weights)
-        if isinstance(self.layer, nn.Linear):
+        if isinstance(layer, nn.Linear):
             rows = x.reshape(members, -1, x.shape[-1])
             if bias is None:
                 y = torch.bmm(rows, weights.mT)
@@ -182,13 +174,14 @@ class RankOneLayer(Wrapper):
             return y.reshape(*x.shape[:-1], -1)
         biases = [None] * members if bias is None else bias.unbind()
         parts = zip(x.chunk(members), weights, biases, strict=True)
-        return torch.cat([_apply(self.layer, part, weight, own) for part, weight, own in parts])
+        return torch.cat([_apply(layer, part, weight, own) for part, weight, own in parts])
 
     def _scale_activations(
         self, x: Tensor, factors: LayerFactors, *args: Any, **kwargs: Any
     ) -> Tensor:
-        linear = isinstance(self.layer, nn.Linear)
-        y = self.layer(scale_rows(x, factors.r, linear), *args, **kwargs)
+        layer = self.layer
+        linear = isinstance(layer, nn.Linear)
+        y = layer(scale_rows(x, factors.r, linear), *args, **kwargs)
         return scale_rows(y, factors.s, linear, factors.bias)
 
 

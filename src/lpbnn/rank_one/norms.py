@@ -45,11 +45,11 @@ class MemberNorm(Wrapper):
         state = self.slot.get()
         count = len(self.norms)
         # A frozen ensemble has several samples of each member, which share its norm.
-        members = range(count) if state is None else [member % count for member in state.members]
-        if len(members) == 1:
-            return self.norms[members[0]](x)
-        parts = zip(gather(x, len(members)).unbind(), members, strict=True)
-        return torch.cat([self.norms[member](part) for part, member in parts])
+        first, rows = (0, count) if state is None else (state.first, state.count)
+        if rows == 1:
+            return self.norms[first % count](x)
+        parts = enumerate(gather(x, rows).unbind(), start=first)
+        return torch.cat([self.norms[member % count](part) for member, part in parts])
 
     def restore(self) -> nn.Module:
         """Return one batch norm with the mean of the members' tensors; equal ones return bit for bit."""

@@ -8,7 +8,7 @@ from torch.distributions import LowRankMultivariateNormal
 
 from lpbnn.model import UncertainModel
 from lpbnn.rank_one.layer import RankOneLayer
-from lpbnn.rank_one.vae import LatentFactors
+from lpbnn.rank_one.vae import LatentFactors, LatentPosterior
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def posterior(model: nn.Module) -> dict[str, LayerPosterior]:
             f"{type(model).__name__} has no layer with a latent posterior; posterior takes a model "
             "that lpbnn.build(net, 'lpbnn', ...) returned."
         )
-    of_all = LatentFactors.posterior(list(factors.values()))
+    of_all = LatentPosterior(list(factors.values()))
     with torch.no_grad():
         parts = zip(factors, of_all.mean(), of_all.covariance_factors(), strict=True)
         return {path: LayerPosterior(mean, factor) for path, (mean, _), factor in parts}

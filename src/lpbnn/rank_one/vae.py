@@ -1,13 +1,14 @@
 """The latent posterior of LP-BNN: r is sampled through a small variational autoencoder per layer."""
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lpbnn.kernels.stacking import stack_tensors
+from lpbnn.kernels.rows import copy_to_rows, stack_tensors
 from lpbnn.rank_one.factors import (
     FactorPosterior,
     Factors,
@@ -22,6 +23,117 @@ from lpbnn.rank_one.factors import (
 )
 
 LARGEST = 2.0  # of D in any direction of the codes; elsewhere it has a standard deviation of 0.5
+
+
+def group_by_width(layers: Sequence[Any]) -> list[list[int]]:
+    """Return the indices of layers of equal width (on one device, of one precision), the narrowest first."""
+    groups = group_layers(layers, "inputs", "s.device", "s.dtype")
+    return [groups[key] for key in sorted(groups, key=itemgetter(0))]
+
+
+class LatentPosterior(FactorPosterior):
+    """The latent posterior of all layers, computed together.
+
+    Layers of equal width share their products; the codes of all are one tensor (L, J, latent), with the
+    layers in the order of ``group_by_width``. Sampling and penalties of one loss use the same object, so
+    that every encoder runs once. Layers may differ in device and precision, not in the latent size: their
+    codes are on the device of the first of them, in the highest precision.
+    """
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        super().__init__(layers)
+        self.groups = group_by_width(layers)
+        self.latent, device = layers[0].latent, layers[0].s.device
+        self.r, self.decoders, self.decoder_biases = [], [], []
+        codes, biases = [], []
+        with full_precision(device):
+            for group in self.groups:
+                tensors = zip(*(layers[i].tensors() for i in group), strict=True)
+                r, encoder, bias, decoder, decoder_bias = map(stack_tensors, tensors)
+                # The weight is the left factor: its gradient comes as the parameters lie, not transposed.
+                codes.append(torch.bmm(encoder, ((r - 1) / r.shape[-1] ** 0.5).mT).to(device))
+                biases.append(bias.to(device))
+                self.r.append(r)
+                self.decoders.append(decoder)
+                self.decoder_biases.append(decoder_bias.unsqueeze(2))
+            code = (torch.cat(codes) + torch.cat(biases).unsqueeze(2)).mT
+            self.mu, self.log_variance = code.chunk(2, dim=-1)
+            self.sigma = (0.5 * self.log_variance).exp()
+        self.center: list[Tensor] | None = None  # r^ of the means, if they were decoded
+
+    def decode(self, z: Tensor) -> list[Tensor]:
+        """Decode z (L, rows, latent) to r^ of every width, (layers of it, rows, m)."""
+        with full_precision(z.device):
+            codes = (z / self.latent**0.5).mT.split(list(map(len, self.groups)))
+            parts = zip(self.decoder_biases, self.decoders, codes, strict=True)
+            return [torch.baddbmm(bias, D, code.to(D)).mT for bias, D, code in parts]
+
+    def sample(
+        self,
+        samples: int = 1,
+        noise_scale: Tensor | None = None,
+        rows: int | None = None,
+    ) -> list[Pair]:
+        """Sample r^ and s of every layer, in the layers' order; for a loss if ``rows`` are given.
+
+        A loss needs the means decoded too, which is one product with the samples.
+        """
+        z = sample_gaussian(self.mu, self.sigma, samples, noise_scale).flatten(1, 2)
+        if rows is None:
+            return self._pairs(self.decode(z), samples)
+        r_hats, self.center = [], []
+        for both in self.decode(torch.cat([z, self.mu], 1)):
+            r_hat, center = both.split([z.shape[1], self.mu.shape[1]], 1)
+            r_hats.append(copy_to_rows(r_hat, rows))
+            self.center.append(center)
+        return self._pairs(r_hats, samples)
+
+    def mean(self) -> list[Pair]:
+        return self._pairs(self.decode(self.mu), 1)
+
+    def _pairs(self, r_hats: list[Tensor], samples: int) -> list[Pair]:
+        """Return (r^, s) of every layer, in the order the layers were given in."""
+        pairs: list[Any] = [None] * len(self.layers)
+        for group, same in zip(self.groups, r_hats, strict=True):
+            for i, r in zip(group, same, strict=True):
+                pairs[i] = r, repeat(self.layers[i].s, samples)
+        return pairs
+
+    def covariance_factors(self) -> list[Tensor]:
+        """Return A (J, m, latent) of every layer, with Cov(r^_j) = A_j A_j^T."""
+        scales = iter(self.sigma / self.latent**0.5)  # (J, latent) of every layer
+        factors: list[Any] = [None] * len(self.layers)
+        for group, same in zip(self.groups, self.decoders, strict=True):
+            for i, D in zip(group, same, strict=True):
+                factors[i] = D * next(scales).unsqueeze(1).to(D)
+        return factors
+
+    def kl(self) -> Tensor:
+        """Return KL(q(z|r) || N(0, I)) of every layer, (L,), by width, mean over members."""
+        with full_precision(self.mu.device):
+            return kl_to_standard_normal(self.mu, self.log_variance).sum(-1).mean(-1)
+
+    def squared_error(self, of_samples: bool) -> Tensor:
+        r"""Return the squared error of r^ of every layer, (L,), by width, mean over members.
+
+        Args:
+            of_samples: the expectation over z, :math:`E\|r - \hat r\|^2 = \|r - E \hat r\|^2
+                + \frac1k \sum_i \sigma_i^2 \|D_i\|^2` (columns of D; exact, the decoder is linear).
+                False: of the mean alone, the first of the two terms.
+        """
+        device = self.mu.device
+        with full_precision(device):
+            centers = self.decode(self.mu) if self.center is None else self.center
+            errors = [
+                F.mse_loss(center, r, reduction="none").sum((1, 2)).to(device)
+                for center, r in zip(centers, self.r, strict=True)
+            ]
+            squared = torch.cat(errors)
+            if of_samples:
+                columns = torch.cat([D.square().sum(1).to(device) for D in self.decoders])  # (L, k)
+                noise = (self.sigma.square() * columns.unsqueeze(1)).sum((1, 2))
+                squared = squared + noise / self.latent
+            return squared / self.mu.shape[1]
 
 
 class LatentFactors(Factors):
@@ -63,6 +175,7 @@ class LatentFactors(Factors):
         True
     """
 
+    posterior = LatentPosterior
     r: Tensor
     s: Tensor
 
@@ -103,9 +216,10 @@ class LatentFactors(Factors):
             self.decoder.weight.copy_(fitted)
         self.decoder.weight.requires_grad_(train_decoder)
 
-    @staticmethod
-    def posterior(layers: Sequence[Any]) -> "LatentPosterior":
-        return LatentPosterior(layers)
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return r, and weight and bias of the encoder and of the decoder."""
+        encoder, decoder = self.encoder, self.decoder
+        return self.r, encoder.weight, encoder.bias, decoder.weight, decoder.bias
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, latent={self.latent}"
@@ -123,127 +237,3 @@ def fit_decoder(drawn: Tensor, codes: Tensor, wanted: Tensor) -> Tensor:
     columns = wanted.T @ u / s
     size = columns.square().mean(0).sqrt()
     return drawn - drawn @ v.T @ v + columns * (LARGEST / size).clamp_max(1) @ v
-
-
-def group_by_width(layers: Sequence[LatentFactors]) -> list[list[int]]:
-    """Return the indices of layers of equal width (on one device, of one precision), the narrowest first."""
-    groups = group_layers(layers, lambda f: (f.inputs, f.s.device, f.s.dtype))
-    return sorted(groups, key=lambda group: layers[group[0]].inputs)
-
-
-class LatentPosterior(FactorPosterior):
-    """The latent posterior of all layers, computed together.
-
-    Layers of equal width share their products; the codes of all are one tensor (L, J, latent), with the
-    layers in the order of ``group_by_width``. Sampling and penalties of one loss use the same object, so
-    that every encoder runs once. Layers may differ in device and precision, not in the latent size: their
-    codes are on the device of the first of them, in the highest precision.
-    """
-
-    def __init__(self, layers: Sequence[LatentFactors]) -> None:
-        groups = group_by_width(layers)
-        order = [i for group in groups for i in group]
-        self.position = sorted(
-            range(len(order)), key=order.__getitem__
-        )  # of each layer in the codes
-        self.grouped_layers = [layers[i] for i in order]
-        self.latent, device = layers[0].latent, layers[0].s.device
-        self.sizes = [len(group) for group in groups]
-        self.r, self.decoders, self.decoder_biases, codes = [], [], [], []
-        with full_precision(device):
-            for group in groups:
-                same = [layers[i] for i in group]
-                r = stack_tensors([f.r for f in same])
-                encoder = stack_tensors([f.encoder.weight for f in same])
-                # The weight is the left factor: its gradient comes as the parameters lie, not transposed.
-                codes.append(torch.bmm(encoder, ((r - 1) / r.shape[-1] ** 0.5).mT).to(device))
-                self.r.append(r)
-                self.decoders.append(stack_tensors([f.decoder.weight for f in same]))
-                self.decoder_biases.append(
-                    stack_tensors([f.decoder.bias for f in same]).unsqueeze(2)
-                )
-            bias = stack_tensors([f.encoder.bias.to(device) for f in self.grouped_layers])
-            code = (torch.cat(codes) + bias.unsqueeze(2)).mT
-            self.mu, self.log_variance = code.chunk(2, dim=-1)
-            self.sigma = (0.5 * self.log_variance).exp()
-        self.center: list[Tensor] | None = None  # r^ of the means, if they were decoded
-
-    def decode(self, z: Tensor) -> list[Tensor]:
-        """Decode z (L, rows, latent) to r^ of every width, (layers of it, rows, m)."""
-        with full_precision(z.device):
-            codes = (z / self.latent**0.5).mT.split(self.sizes)
-            parts = zip(self.decoder_biases, self.decoders, codes, strict=True)
-            return [torch.baddbmm(bias, D, code.to(D)).mT for bias, D, code in parts]
-
-    def sample(
-        self,
-        samples: int = 1,
-        noise_scale: Tensor | None = None,
-        *,
-        keep_mean: bool = False,
-        copies: int = 1,
-    ) -> list[Pair]:
-        """Sample r^ and s of every layer, in the layers' order.
-
-        Args:
-            samples: draws of each member.
-            noise_scale: multiplies sigma; None is 1.
-            keep_mean: decode the posterior means in the same product; ``squared_error`` needs them.
-            copies: repeat each draw of r^ beside itself. A compiler sums the gradients of copies that are
-                made here, for all layers at once, faster than those it makes layer by layer.
-        """
-        z = sample_gaussian(self.mu, self.sigma, samples, noise_scale).flatten(1, 2)
-        if keep_mean:
-            both = self.decode(torch.cat([z, self.mu], 1))
-            sizes = [z.shape[1], self.mu.shape[1]]
-            r_hats, self.center = map(list, zip(*(r.split(sizes, 1) for r in both), strict=True))
-        else:
-            r_hats = self.decode(z)
-        if copies > 1:
-            r_hats = [r.unsqueeze(2).expand(-1, -1, copies, -1).flatten(1, 2) for r in r_hats]
-        return self._pairs(r_hats, samples)
-
-    def mean(self) -> list[Pair]:
-        return self._pairs(self.decode(self.mu), 1)
-
-    def _pairs(self, r_hats: list[Tensor], samples: int) -> list[Pair]:
-        """Return (r^, s) of every layer, in the order the layers were given in."""
-        by_layer = [r for same in r_hats for r in same]
-        pairs = [
-            (r, repeat(f.s, samples)) for r, f in zip(by_layer, self.grouped_layers, strict=True)
-        ]
-        return [pairs[at] for at in self.position]
-
-    def covariance_factors(self) -> list[Tensor]:
-        """Return A (J, m, latent) of every layer, with Cov(r^_j) = A_j A_j^T."""
-        scales = self.sigma / self.latent**0.5  # (L, J, latent)
-        weights = [D for same in self.decoders for D in same]
-        factors = [D * s.unsqueeze(1).to(D) for D, s in zip(weights, scales, strict=True)]
-        return [factors[at] for at in self.position]
-
-    def kl(self) -> Tensor:
-        """Return KL(q(z|r) || N(0, I)) of every layer, (L,), by width, mean over members."""
-        with full_precision(self.mu.device):
-            return kl_to_standard_normal(self.mu, self.log_variance).sum(-1).mean(-1)
-
-    def squared_error(self, of_samples: bool) -> Tensor:
-        r"""Return the squared error of r^ of every layer, (L,), by width, mean over members.
-
-        Args:
-            of_samples: the expectation over z, :math:`E\|r - \hat r\|^2 = \|r - E \hat r\|^2
-                + \frac1k \sum_i \sigma_i^2 \|D_i\|^2` (columns of D; exact, the decoder is linear).
-                False: of the mean alone, the first of the two terms.
-        """
-        device = self.mu.device
-        with full_precision(device):
-            centers = self.decode(self.mu) if self.center is None else self.center
-            errors = [
-                F.mse_loss(center, r, reduction="none").sum((1, 2)).to(device)
-                for center, r in zip(centers, self.r, strict=True)
-            ]
-            squared = torch.cat(errors)
-            if of_samples:
-                columns = torch.cat([D.square().sum(1).to(device) for D in self.decoders])  # (L, k)
-                noise = (self.sigma.square() * columns.unsqueeze(1)).sum((1, 2))
-                squared = squared + noise / self.latent
-            return squared / self.mu.shape[1]
