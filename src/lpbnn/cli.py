@@ -267,17 +267,17 @@ def predict(
     Uncertainties are in nats, those of a regression run standard deviations in the target's unit. The
     score is the method's own.
     """
-    from lpbnn.report import answers
+    from lpbnn.report import predict_files
     from lpbnn.report.formats import print_whole
     from lpbnn.training.run import load_run
     from lpbnn.training.rundir import RunDir
 
     if not images:
         raise ValueError("no image was given. Fix: lpbnn predict RUN IMAGE...")
-    answers.require_answerable(RunDir(run).data(), full_size)
+    predict_files.require_answerable(RunDir(run).data(), full_size)
     loaded = load_run(run, trust=trust)
-    ask = answers.Question(loaded.model, loaded.data, samples, seed)
-    print_whole(answers.answered(ask, images, out, full_size), console)
+    ask = predict_files.Question(loaded.model, loaded.data, samples, seed)
+    print_whole(predict_files.answered(ask, images, out, full_size), console)
     if loaded.data.task == "segmentation" and out is None:
         console.print("For the maps give a folder: lpbnn predict RUN IMAGE... -o maps")
 

@@ -1,9 +1,11 @@
 """The page in a real browser, narrow and wide, light and dark."""
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -95,6 +97,25 @@ def test_tables_sort_and_navigation_stays(browser: Any, report: Path) -> None:
         " - document.querySelector('nav').getBoundingClientRect().bottom"
     )
     assert below >= 0
+
+
+def test_a_figure_is_saved_as_an_svg_that_needs_no_page(
+    browser: Any, report: Path, tmp_path: Path
+) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 800}, accept_downloads=True)
+    page.goto(report.as_uri())
+    button = page.locator("figure:has(svg) button.save").first
+    button.hover()
+    with page.expect_download() as started:
+        button.click()
+    name = started.value.suggested_filename
+    assert re.fullmatch(r"[\w-]+\.svg", name)
+    started.value.save_as(tmp_path / name)
+    text = (tmp_path / name).read_text("utf-8")
+    assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
+    assert "var(--" not in text
+    assert "#1f4fe0" in text  # LP-BNN, as the style sheet has it
+    assert re.search(r"<svg[^>]* width=\"440\" height=\"\d+\"", text)
 
 
 # Text of a drawing that lies outside the window, and is not in a box that scrolls.

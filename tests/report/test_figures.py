@@ -1,19 +1,20 @@
 """The drawings: their colours, their size, and that matplotlib is left as it was."""
 
 import re
+from importlib import resources
 
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 
-from lpbnn.report import figures, maps, pictures
-from lpbnn.report.bars import member_bars
+from lpbnn import plots
+from lpbnn.report import pictures
 from lpbnn.report.colours import COLOURS
-from lpbnn.report.page import style
-from lpbnn.report.regression import Predicted, observed, parity
 from lpbnn.report.svg import INK, colour, drawing
-from lpbnn.report.tradeoffs import Point, chart, limits
 
+STYLE = resources.files("lpbnn.report").joinpath("templates/style.css").read_text("utf-8")
 # Machado et al. 2009: what people without the long or the medium cones see, in linear RGB.
 PROTAN = ((0.152, 1.053, -0.205), (0.115, 0.786, 0.099), (-0.004, -0.048, 1.052))
 DEUTAN = ((0.367, 0.861, -0.228), (0.280, 0.673, 0.047), (-0.012, 0.043, 0.969))
@@ -28,7 +29,7 @@ def linear(code: str) -> np.ndarray:
 
 def palette(theme: int, *names: str) -> np.ndarray:
     """The colours of the style sheet: theme 0 is light, 1 is dark."""
-    found = [re.findall(rf"--{name}: (#[0-9a-f]{{6}})", style())[theme] for name in names]
+    found = [re.findall(rf"--{name}: (#[0-9a-f]{{6}})", STYLE)[theme] for name in names]
     return np.stack([linear(code) for code in found])
 
 
@@ -101,114 +102,146 @@ def test_names_at_line_ends_do_not_touch() -> None:
     for number in (1, 2, 5, 12):
         for _ in range(50):
             places = random.uniform(0, 1, number).round(1).tolist()
-            found = figures.spread(places, 0.05, 0, 1)
+            found = plots.push_apart(places, 0.05, 0, 1)
             gaps = np.diff(np.sort(found))
             assert (gaps >= 0.05 - 1e-9).all()
             assert min(found) >= -1e-9
             assert max(found) <= 1 + 1e-9
             order = np.argsort(places, kind="stable")
             assert (np.diff(np.array(found)[order]) > 0).all()
-    assert figures.spread([0.1, 0.9], 0.05, 0, 1) == [0.1, 0.9]
+    assert plots.push_apart([0.1, 0.9], 0.05, 0, 1) == pytest.approx([0.1, 0.9])
 
 
-def test_a_dozen_names_fit_beside_a_chart() -> None:
-    line = np.linspace(0.9, 0.7, 3)
-    lines = [
-        figures.Line(f"a method of long name {i}", i, np.arange(3), line, line * np.nan, i > 0)
-        for i in range(12)
-    ]
-    svg = figures.severities(lines, "ECE ↓", percent=False)
-    found = re.findall(r'<text style="[^"]*" x="([\d.]+)" y="([\d.]+)"[^>]*>(a method[^<]*)', svg)
+def test_a_dozen_names_stand_apart_beside_a_chart() -> None:
+    names = [f"a method of long name {i}" for i in range(12)]
+    with drawing(440, 240, "x") as d:
+        axes = d.axes(40, 18, 230, 180)
+        axes.set(xlim=(0, 2), ylim=(0.6, 1))
+        plots.name_beside(axes, names, [(2.0, 0.7)] * 12, [colour(i) for i in range(12)], "o" * 12)
+    found = re.findall(r'<text style="[^"]*" x="([\d.]+)" y="([\d.]+)"[^>]*>(a method[^<]*)', d.svg)
     assert len(found) == 12
-    heights = sorted(float(y) for _, y, _ in found)
-    assert np.diff(heights).min() >= 11
+    assert np.diff(sorted(float(y) for _, y, _ in found)).min() >= 11
     assert all(float(x) + 5.8 * len(name) <= 442 for x, _, name in found)
 
 
-def test_members_of_one_cell_are_one_small_outline() -> None:
+def bars(members: np.ndarray, names: list[str], truth: int | None = None) -> str:
+    with drawing(96, 76, "LP-BNN: <3>") as d:
+        plots.member_bars(d.axes(0, 2, 96, 60), members, names, truth, color=colour(2))
+    return d.svg
+
+
+def test_more_members_than_can_be_read_are_thinned_evenly() -> None:
     members = np.random.default_rng(0).dirichlet(np.ones(10), 16)
-    svg = member_bars(members, list("0123456789"), 3, 2, "LP-BNN: <3>")
-    assert svg.count("var(--m2)") == 1
-    assert (
-        svg.count("z") == 80
-    )  # a closed bar each, of eight members: sixteen rows would be hairlines
+    svg = bars(members, list("0123456789"), 3)
+    assert len(re.findall(r"<title>member \d+ of 16: ", svg)) == 8  # sixteen would be hairlines
     assert [f"member {i} of 16:" in svg for i in (1, 2, 3, 16)] == [True, False, True, True]
     assert len(svg) < 7_000
-    assert '<text x="34.2" y="71" class="true">3</text>' in svg
     assert 'aria-label="LP-BNN: &lt;3&gt;"' in svg
-    turned = member_bars(members[:1], ["<aeroplane>"] * 10, None, 2, "x")
+
+
+def test_the_true_class_is_bold_and_long_names_are_turned() -> None:
+    svg = bars(np.eye(3)[:1], ["a", "b", "c"], 1)
+    assert re.findall(r"font-weight:700[^>]*>([^<]*)</text>", svg) == ["b"]
+    assert "rotate" not in svg
+    turned = bars(np.eye(3)[:1], ["<aeroplane>"] * 3)
     assert "rotate(-90" in turned
     assert "&lt;aeroplane&gt;" in turned
 
 
 def test_a_bar_is_as_high_as_its_probability() -> None:
-    svg = member_bars(np.array([[0.5, 0.25]]), ["a", "b"], None, 0, "x")
-    heights = [float(value) for value in re.findall(r"v(-[\d.]+)h", svg)]
-    assert heights == [-29.0, -14.5]  # of 60 pixels, two of them air
+    svg = bars(np.array([[0.5, 0.25, 0.25]]), ["a", "b", "c"])
+    (path,) = re.findall(r'<g class="mark"><title>.*?<path d="([^"]+)"', svg)
+    heights = {62 - float(y) for _, y in re.findall(r"[ML]([\d.]+) ([\d.]+)", path)}
+    assert sorted(round(height, 2) for height in heights) == [0, 14.5, 29]  # of 60, two of them air
 
 
 def test_intervals_of_a_gaussian_hold_what_they_say() -> None:
     random = np.random.default_rng(0)
     size = 20_000
-    spread = np.full(size, 3.0)
-    test = Predicted(random.normal(1, 5, size), np.ones(size), spread, np.full(size, 4.0))
-    assert np.abs(observed(test) - np.linspace(0.05, 0.95, 19)).max() < 0.01
+    found = plots.interval_coverage(random.normal(1, 5, size), np.ones(size), np.full(size, 5.0))
+    assert np.abs(found - plots.LEVELS).max() < 0.01
 
 
-def test_error_bars_are_drawn_whole() -> None:
-    low, high = limits([93.0, 94.0, 95.0], [0.1, 0.1, 2.0])
-    assert low < 93
-    assert high > 97
-    line = figures.Line("MCP", 1, np.arange(3), np.array([0.5, 0.4, 0.3]), np.full(3, 0.2))
-    assert figures._range([line], 1, percent=False)[1] > 0.7
-    test = Predicted(np.arange(9.0), np.arange(9.0), np.full(9, 5.0), np.zeros(9))
-    svg = parity(test, 0, "MCP")
-    ends = np.array(re.findall(r"M ?[1-9][\d.]* ([\d.-]+) ?L ?[\d.]+ ([\d.-]+)", svg), float)
+def test_intervals_of_a_parity_plot_are_drawn_whole() -> None:
+    with drawing(204, 196, "x") as d:
+        plots.parity(d.axes(36, 8, 160, 150), np.arange(9.0), np.arange(9.0), np.full(9, 5.0))
+    ends = np.array(re.findall(r"M ?[1-9][\d.]* ([\d.-]+) ?L ?[\d.]+ ([\d.-]+)", d.svg), float)
     assert len(ends) >= 9
     assert ends.min() >= 8
     assert ends.max() <= 158  # the frame of the axes, in pixels
 
 
-def test_threads_to_names_are_no_error_bars() -> None:
-    drawn = chart([Point("a", 0, 90, 0.1, 1, 0.01), Point("b", 1, 91, 0.2, 1, 0.01)], "ECE ↓")
-    dotted = re.findall(r"stroke-dasharray:[^;]*;[^\"]*stroke:var\(--(\w+)\)", drawn)
-    assert dotted == ["muted", "muted"]
-    assert "a: accuracy 90.00 ± 1.00 %, ECE ↓ 0.1000 ± 0.0100" in drawn
+def test_the_two_distributions_of_a_score_are_drawn_over_the_whole_panel() -> None:
+    random = np.random.default_rng(0)
+    sure, unsure = 10 ** random.uniform(-4, -1, 1000), 10 ** random.uniform(-2, 0, 1000)
+    with drawing(204, 128, "x") as d:
+        axes = d.axes(26, 6, 170, 86)
+        plots.ood_scores(axes, sure, unsure, limits=(1e-4, 1.0), log=True, label="MCP <1>")
+    paths = [re.findall(r"[\d.]+ [\d.]+", path) for path in re.findall(r' d="([^"]+)"', d.svg)]
+    lines = [np.array([p.split() for p in one], float) for one in paths if len(one) > 100]
+    assert len(lines) >= 2
+    for line in lines:
+        assert np.ptp(line[:, 0]) > 160
+        assert np.ptp(line[:, 1]) > 80
+    assert "MCP &lt;1&gt;, test: quartiles of the score" in d.svg
+
+
+def test_risk_is_the_error_of_the_most_certain() -> None:
+    random = np.random.default_rng(0)
+    doubt, wrong = random.random(1000), random.random(1000) < 0.2
+    coverage, risk = plots.risk_curve(doubt, wrong)
+    assert coverage[-1] == 1
+    assert risk[-1] == pytest.approx(wrong.mean())
+    for share, value in zip(coverage[::40], risk[::40], strict=True):
+        certain = np.argsort(doubt)[: round(share * 1000)]
+        assert value == pytest.approx(wrong[certain].mean())
+
+
+def test_a_plot_needs_nothing_but_axes() -> None:
+    """In a notebook the colours are those of the axes' cycle, and the axes come back."""
+    axes = Figure().subplots()
+    assert plots.curve(axes, [0, 1], [1.0, 0.5]) is axes
+    plots.curve(axes, [0, 1], [1.0, 0.7])
+    assert [to_hex(line.get_color()) for line in axes.lines] == ["#1f77b4", "#ff7f0e"]
 
 
 def test_inputs_that_correlate_stand_together() -> None:
     random = np.random.default_rng(0)
     block = np.kron(np.eye(4), np.full((6, 6), 0.8)) + 0.2 * np.eye(24)
     place = random.permutation(24)
-    order = pictures.similar_first(block[place][:, place])
+    order = plots.similar_first(block[place][:, place])
     groups = place[order] // 6
     assert (np.diff(groups) != 0).sum() == 3  # each block once
-    assert pictures.strongest(block) == 1.0
+    assert plots.strongest(block) == 1.0
 
 
 def test_pictures_are_small_and_keep_their_values() -> None:
     assert pictures.picture(np.full((3, 8, 8), 200, np.uint8)).getpixel((0, 0)) == (200, 200, 200)
     assert pictures.picture(np.full((1, 8, 8), 0.5)).getpixel((0, 0)) == (127, 127, 127)
     assert pictures.picture(np.zeros((3, 360, 480), np.uint8)).size == (240, 180)
-    matrix = pictures.correlation(np.array([[1.0, -1.0], [np.nan, 0.5]]))
-    assert matrix.getpixel((0, 0)) == (*pictures.POSITIVE, 255)
-    assert matrix.getpixel((1, 0)) == (*pictures.NEGATIVE, 255)
-    assert matrix.getpixel((0, 1)) == (*pictures.NEGATIVE, 0)
+
+
+def test_correlations_are_clear_at_zero_and_opaque_at_one() -> None:
+    colours = plots.DIVERGING(np.linspace(0, 1, 256))
+    assert colours[[0, -1], 3].tolist() == [1, 1]
+    assert colours[127:129, 3].max() < 0.01
+    assert colours[0, 0] > colours[0, 2]  # orange
+    assert colours[-1, 2] > colours[-1, 0]  # blue
 
 
 def test_maps_in_colours() -> None:
-    colours = maps.palette(("sky", "road"), 13)
+    colours = plots.palette(("sky", "road"), 13)
     assert len({tuple(colour) for colour in colours}) == 13
-    labels = maps.labelled(np.array([[0, 12, 255, 13]]), colours, anomaly=13).convert("RGB")
+    labels = pictures.labelled(np.array([[0, 12, 255, 13]]), colours, anomaly=13).convert("RGB")
     found = [labels.getpixel((x, 0)) for x in range(4)]
-    assert found == [maps.COLOURS["sky"], tuple(colours[12]), maps.VOID, maps.ANOMALY]
-    for scale, sure in ((maps.SURE, 1.0), (maps.UNSURE, 0.0)):
-        light = maps.shaded(np.array([[sure, 1 - sure, np.nan]]), scale=scale).convert("L")
+    assert found == [plots.STREET_COLORS["sky"], tuple(colours[12]), plots.VOID, pictures.ANOMALY]
+    for scale, sure in ((plots.SURE, 1.0), (plots.UNSURE, 0.0)):
+        light = pictures.shaded(np.array([[sure, 1 - sure, np.nan]]), scale=scale).convert("L")
         assert light.getpixel((0, 0)) > 200 > 50 > light.getpixel((1, 0))  # pale is sure
     mask = np.zeros((5, 6), bool)
     mask[2, 2:4] = True
-    lined = np.array(maps.outlined(maps.shaded(np.ones((5, 6))), mask))
-    drawn = (lined == maps.ANOMALY).all(-1)
+    lined = np.array(pictures.outlined(pictures.shaded(np.ones((5, 6))), mask))
+    drawn = (lined == pictures.ANOMALY).all(-1)
     assert drawn.sum() == 10
     assert not (drawn & mask).any()
-    assert maps.thinned(np.zeros((3, 720, 1280)), 240).shape == (3, 120, 214)
+    assert pictures.thinned(np.zeros((3, 720, 1280)), 240).shape == (3, 120, 214)

@@ -63,7 +63,7 @@ def own_script(page: str) -> bool:
     """True if the page has one script, the package's, and its policy lets no other one run."""
     (script,) = re.findall(r"<script[^>]*>(.*?)</script>", page, re.S)
     tags = [attrs for tag, attrs in Reader(page).tags if tag == "script"]
-    packaged = resources.files("lpbnn.report").joinpath("page.js").read_text("utf-8")
+    packaged = resources.files("lpbnn.report").joinpath("templates/page.js").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(packaged.encode()).digest()).decode()
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
     allowed = [part.strip() for part in policy.split(";") if "script" in part]
@@ -172,7 +172,7 @@ def test_a_diverged_run_is_on_the_page(make: Make, tmp_path: Path) -> None:
 
 def test_regression(regression: Make, tmp_path: Path) -> None:
     page = read(write_report([regression("lpbnn"), regression("mcp")], tmp_path / "r.html"))
-    assert page.sections == ["comparison", "curves", "intervals", "cost", "settings"]
+    assert page.sections == ["comparison", "tradeoffs", "curves", "intervals", "cost", "settings"]
     for said in ("NLL", "RMSE", "Coverage", "→ 0.95", "OOD: outside"):
         assert said in page.text["comparison"]
     table = [regression("mcp", inputs=3, folder="three"), regression("lpbnn", inputs=3, folder="x")]
@@ -276,8 +276,8 @@ def test_the_matrix_of_the_posterior_has_axes_and_a_scale(make: Make, tmp_path: 
     found = arrays(np.random.default_rng(0), 4, latent=True)
     found["posterior/correlation"] = np.full((24, 24), 0.15) + 0.85 * np.eye(24)
     text = read(write_report([make("lpbnn", with_arrays=found)], tmp_path / "r.html")).text
-    assert text["posterior"].count("1inputs, ordered24") == 2
-    assert "−0.2+0.2" in text["posterior"]
+    assert text["posterior"].count("124inputs, ordered") == 2
+    assert "−0.20+0.2" in text["posterior"]
 
 
 def test_training_points_are_in_the_panel_of_a_curve(regression: Make, tmp_path: Path) -> None:

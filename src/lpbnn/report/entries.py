@@ -25,14 +25,13 @@ from typing import Any
 import numpy as np
 
 from lpbnn.metrics.info import METRICS
-from lpbnn.report import maps
 from lpbnn.training import archive
 from lpbnn.training.files import RunError, read_bytes, read_json
-from lpbnn.training.rundir import CONFIG, DATA, PREDICTIONS, RunDir
+from lpbnn.training.rundir import CONFIG, DATA, LOG, PREDICTIONS, RunDir
 
 FORMAT = 1
 RESULTS_FORMAT = 1  # of results.json
-FIGURES = ("examples/", "reliability/", "histogram/", "posterior/", "quantiles/")
+FIGURES = ("examples/", "reliability/", "histogram/", "posterior/", "quantiles/", "log/", "risk/")
 SCORES = "/scores"  # arrays of a run: test/scores, ood/NAME/scores; their quantiles are kept
 QUANTILES = 201
 LARGEST = 2**18  # bytes of one array
@@ -57,10 +56,14 @@ def content(path: str | Path) -> Entry:
 
 
 def arrays(path: Path) -> dict[str, np.ndarray]:
-    """What figures are drawn from; empty for a run that has none."""
+    """Return what figures are drawn from, ``log/COLUMN`` by epochs among it; empty if there is none."""
     if not is_entry(path):
         folder = RunDir(path)
-        return folder.arrays() if (folder / PREDICTIONS).exists() else {}
+        found = folder.arrays() if (folder / PREDICTIONS).exists() else {}
+        rows = folder.log() if (folder / LOG).exists() else []
+        columns = dict.fromkeys(name for row in rows for name in row)
+        log = {f"log/{n}": np.array([row.get(n, np.nan) for row in rows]) for n in columns}
+        return found | log | risk(found)
     beside = path.with_suffix(".npz")
     if not archive.exists(beside):
         return {}
@@ -91,6 +94,22 @@ def figure_bytes(path: Path) -> bytes | None:
     return buffer.getvalue()
 
 
+def risk(stored: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return coverage and risk of the test set, of the probabilities if they are stored.
+
+    >>> probs = np.array([[0.9, 0.1], [0.4, 0.6]])
+    >>> risk({"test/probs": probs, "test/labels": np.array([0, 0])})["risk/risk"].tolist()
+    [0.0, 0.5]
+    """
+    from lpbnn.plots import risk_curve  # imports matplotlib: not for a table
+
+    probs, labels = stored.get("test/probs"), stored.get("test/labels")
+    if probs is None or labels is None:
+        return {}
+    curve = risk_curve(1 - probs.max(1), probs.argmax(1) != labels)
+    return dict(zip(("risk/coverage", "risk/risk"), curve, strict=True))
+
+
 def _thumbnail(name: str, array: np.ndarray) -> np.ndarray | None:
     """A figure's array as it is, of maps a small one; None for what is too large for a ledger.
 
@@ -99,10 +118,12 @@ def _thumbnail(name: str, array: np.ndarray) -> np.ndarray | None:
     >>> small.shape, small.dtype, float(abs(small - maps[:, ::3, ::3]).max()) < 0.003
     ((4, 120, 160), dtype('float16'), True)
     """
+    from lpbnn.report import pictures  # imports matplotlib: not for a table
+
     if name.startswith("examples/") and array.ndim > 2 and array.shape[-1] > THUMBNAIL:
         if name.endswith("/aleatoric"):
             return None  # not drawn
-        array = maps.thinned(array, THUMBNAIL)
+        array = pictures.thinned(array, THUMBNAIL)
         if array.dtype.kind == "f":  # a picture has 256 colours, and steps are packed tighter
             step = max(float(np.abs(array).max()), 1e-6) / 255
             array = (np.round(array.astype(np.float32) / step) * step).astype(np.float16)

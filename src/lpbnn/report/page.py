@@ -4,49 +4,45 @@ import base64
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from importlib import metadata, resources
+from functools import cache
+from importlib import metadata
+from itertools import groupby, pairwise
 from pathlib import Path
+from typing import Any, NamedTuple
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from rich.console import Console
 from rich.markup import escape
 
-from lpbnn.report.colours import assign
-from lpbnn.report.html import esc
+from lpbnn.report import figures, gallery, tables
+from lpbnn.report.colours import COLOURS, assign
 from lpbnn.report.runs import Group, Run, by_data, grouped, read_runs
-from lpbnn.report.sections import Section, sections
-from lpbnn.report.tables import PaperTable
+from lpbnn.report.settings import made
+from lpbnn.report.tables import RULE, Column, PaperTable, Table
+from lpbnn.report.verdict import verdict
 from lpbnn.training.files import write_atomic
 from lpbnn.training.rundir import RunDir
 
-# Whatever a run's names contain, the browser loads nothing and runs nothing but the page's own script.
-POLICY = "default-src 'none'; script-src '{script}'; style-src 'unsafe-inline'; img-src data:"
-PAGE = """\
-<!DOCTYPE html>
-<html lang="en" style="--lines:{lines}">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<link rel="icon" href="data:,">
-<title>{title}</title>
-<style>
-{style}</style>
-</head>
-<body>
-<header>
-<h1>{title}</h1>
-<p class="lead">{lead}</p>
-</header>
-<nav aria-label="Parts of this report">{nav}</nav>
-<main>
-{main}
-</main>
-<footer>Made by lpbnn {version} from {count}.</footer>
-<script>{script}</script>
-</body>
-</html>
-"""
+
+class Section(NamedTuple):
+    """A part of the page; ``name`` is its anchor and its macro in ``sections.html.j2``."""
+
+    name: str
+    title: str
+    data: Any
+
+
+class Chapter(NamedTuple):
+    """The part of the page about one data set."""
+
+    data: str
+    prefix: str
+    """Of the anchors, where there are several chapters."""
+    lead: str
+    verdict: Sequence[str]
+    figure: figures.Figure | None
+    sections: Sequence[Section]
 
 
 def write_report(
@@ -55,9 +51,16 @@ def write_report(
     title: str | None = None,
     reference: PaperTable | None = None,
 ) -> Path:
-    """Write the page about ``runs`` to ``out``, whose folder is made where it is missing.
+    """Write the page about some runs.
 
-    Runs of several data sets get a part each. ``reference`` puts published numbers beside ours.
+    Args:
+        runs: run folders, or files that ``lpbnn keep`` wrote; runs of several data sets get a part each.
+        out: the file; its folder is made where it is missing, an older page of that name is replaced.
+        title: of the page; None names the data.
+        reference: published numbers to stand beside ours.
+
+    Returns:
+        the path of the page.
     """
     target = Path(out)
     text = page(read_runs(runs), title, reference)
@@ -83,53 +86,106 @@ def tell_report(
 
 def page(runs: Sequence[Run], title: str | None = None, reference: PaperTable | None = None) -> str:
     """The page as text; the same runs give the same text."""
-    chapters = {data: grouped(part) for data, part in by_data(runs).items()}
-    rows = [(group.label, group.method) for groups in chapters.values() for group in groups]
-    index = assign(rows)
-    chapters = {
-        data: [replace(group, index=index[group.label]) for group in groups]
-        for data, groups in chapters.items()
-    }
-    several = len(chapters) > 1
-    main, nav = [], []
-    for number, (data, groups) in enumerate(chapters.items()):
-        prefix = f"d{number}-" if several else ""
-        found = sections(groups, reference)
-        if several:
-            main.append(f"<h2 class='chapter'>{esc(data)}</h2><p class='lead'>{_lead(groups)}</p>")
-        main += [_section(section, prefix) for section in found]
-        links = "".join(f'<a href="#{prefix}{s.name}">{esc(s.title)}</a>' for s in found)
-        nav.append(f"<span>{f'<b>{esc(data)}</b>' * several}{links}</span>")
-    first = next(iter(chapters))
-    lead = _lead(chapters[first]) if not several else f"{len(chapters)} data sets."
-    script = _own("page.js")
-    return PAGE.format(
-        policy=POLICY.format(script=_digest(script)),
-        title=esc(title or f"Uncertainty on {' and '.join(chapters)}"),
-        style=style(),
-        lead=lead,
-        nav="".join(nav),
-        main="\n".join(main),
-        version=esc(_version()),
-        count=_plural(len(runs), "run"),
-        script=script,
-        lines=len(chapters),
+    parts = {data: grouped(part) for data, part in by_data(runs).items()}
+    # A row has the same colour in every chapter.
+    index = assign((group.label, group.method) for groups in parts.values() for group in groups)
+    chapters = []
+    for number, (data, groups) in enumerate(parts.items()):
+        prefix = f"d{number}-" if len(parts) > 1 else ""
+        groups = [replace(group, index=index[group.label]) for group in groups]
+        chapters.append(chapter(groups, data, prefix, reference))
+    script, style = _own("page.js"), _own("style.css")
+    return (
+        _templates()
+        .get_template("page.html.j2")
+        .render(
+            title=title or f"Uncertainty on {' and '.join(parts)}",
+            chapters=chapters,
+            script=script,
+            style=style,
+            digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+            version=_version(),
+            count=plural(len(runs), "run"),
+        )
     )
 
 
-def style() -> str:
-    """The style sheet, which says what every colour is."""
-    return _own("style.css")
+def chapter(
+    groups: Sequence[Group], data: str, prefix: str = "", reference: PaperTable | None = None
+) -> Chapter:
+    """The verdict on the runs of a data set and every section that has something to show."""
+    comparison = tables.compare(groups, reference)
+    trade_offs = figures.trade_offs(groups)
+    sections = [
+        Section("comparison", "Comparison", comparison),
+        Section("tradeoffs", "Trade-offs", trade_offs[1:]),
+        Section("calibration", "Calibration", figures.calibration(groups)),
+        Section("risk", "Selective prediction", figures.risk_coverage(groups)),
+        Section("curves", "Predictions", figures.predictions(groups)),
+        Section("intervals", "Intervals", figures.intervals(groups)),
+        Section("corruption", "Under corruption", figures.corruption(groups)),
+        Section("detection", "Out of distribution", _in_or_out(groups)),
+        Section("members", "Members", gallery.member_grid(groups)),
+        Section("maps", "Segmentations", gallery.segmentation_grid(groups)),
+        Section("diversity", "Diversity", tables.diversity(groups, reference)),
+        Section("cost", "Cost", _cost(groups)),
+        Section("training", "Training", figures.training(groups)),
+        Section("posterior", "Posterior", figures.posterior(groups)),
+        Section("settings", "How it was made", made(groups)),
+    ]
+    shown = [section for section in sections if section.name == "comparison" or _has(section.data)]
+    figure = trade_offs[0] if trade_offs else None
+    return Chapter(data, prefix, _lead(groups), verdict(groups, comparison), figure, shown)
 
 
-def _own(name: str) -> str:
-    """A file of this package."""
-    return resources.files("lpbnn.report").joinpath(name).read_text("utf-8")
+def _has(data: Any) -> bool:
+    return bool(data.columns if isinstance(data, Table) else data)
 
 
-def _digest(script: str) -> str:
-    """The name of a script in a policy: its hash, so that no other one runs."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
+def _in_or_out(groups: Sequence[Group]) -> dict[str, Any]:
+    """The scores, and the uncertainties unless there is nothing to compare them with."""
+    panels = figures.detection(groups)
+    compared = tables.measured_on(groups, "uncertainty") != ["test"]
+    parts = tables.uncertainty(groups) if compared else None
+    parts = parts if parts is not None and parts.columns else None
+    return {"panels": panels, "table": parts} if panels or parts else {}
+
+
+def _cost(groups: Sequence[Group]) -> dict[str, Any]:
+    table = tables.cost(groups)
+    return {"charts": figures.costs(groups), "table": table} if table.columns else {}
+
+
+@cache
+def _templates() -> Environment:
+    """The templates; whatever comes from a file is escaped."""
+    found = Environment(
+        loader=PackageLoader("lpbnn.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.globals |= {"COLOURS": COLOURS, "RULE": RULE, "plural": plural}
+    found.filters |= {"parts": _parts, "starts": _starts}
+    return found
+
+
+def _own(name: str) -> Markup:
+    """A file of this package that is no template."""
+    loader = _templates().loader
+    assert loader is not None
+    return Markup(loader.get_source(_templates(), name)[0])
+
+
+def _parts(columns: Sequence[Column]) -> list[tuple[str, int]]:
+    """The sets that columns belong to, and how many columns each has."""
+    return [(part, len(list(same))) for part, same in groupby(columns, lambda c: c.part)]
+
+
+def _starts(columns: Sequence[Column]) -> set[str]:
+    """The first column of every part but the first, which gets a thin line before it."""
+    return {one.key for before, one in pairwise(columns) if one.part != before.part}
 
 
 def _lead(groups: Sequence[Group]) -> str:
@@ -137,20 +193,20 @@ def _lead(groups: Sequence[Group]) -> str:
     runs = [run for group in groups for run in group.runs]
     info = runs[0].data
     networks = ", ".join(dict.fromkeys(str(run.settings["backbone"]) for run in runs))
-    counts = f"{_plural(len(groups), 'method')}, {_plural(len(runs), 'run')}"
+    counts = f"{plural(len(groups), 'method')}, {plural(len(runs), 'run')}"
     diverged = sum(run.diverged is not None for run in runs)
-    failed = f" {_plural(diverged, 'run')} diverged." if diverged else ""
+    failed = f" {plural(diverged, 'run')} diverged." if diverged else ""
     what = f"{info.name} ({info.description})" if info.description else info.name
-    return esc(f"{counts} of {networks} on {what}.{failed}")
+    return f"{counts} of {networks} on {what}.{failed}"
 
 
-def _plural(number: int, word: str) -> str:
+def plural(number: int, word: str) -> str:
+    """Return a number with its noun.
+
+    >>> plural(1, "run"), plural(3, "run")
+    ('1 run', '3 runs')
+    """
     return f"{number} {word}{'s' * (number != 1)}"
-
-
-def _section(section: Section, prefix: str) -> str:
-    where = esc(prefix + section.name)
-    return f'<section id="{where}"><h2>{esc(section.title)}</h2>{section.body}</section>'
 
 
 def _version() -> str:

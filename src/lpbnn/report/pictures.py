@@ -1,21 +1,20 @@
-"""Images and matrices as PNG inside the page."""
+"""Images, maps of classes and maps of numbers as small PNG inside the page."""
 
 import base64
 import io
 
+import matplotlib as mpl
 import numpy as np
 from PIL import Image
-from scipy.cluster.hierarchy import leaves_list, linkage
+
+from lpbnn.plots import SURE, VOID
 
 WIDEST = 240  # pixels: larger images are shown as thumbnails
-ORDERED = 512  # inputs: the best order of the leaves takes seconds for more
-BOX = Image.Resampling.BOX
-# Positive, negative: opaque at one, clear at zero, so that it reads on a light and a dark page.
-POSITIVE, NEGATIVE = (58, 110, 205), (222, 110, 40)
+ANOMALY = (0, 229, 255)  # in no other map: the scales have no such blue
 
 
 def data_uri(image: Image.Image) -> str:
-    """As a PNG for an ``img`` element's ``src``."""
+    """Encode a PNG for an ``img`` element's ``src``."""
     buffer = io.BytesIO()
     image.save(buffer, "PNG", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
@@ -30,48 +29,55 @@ def picture(values: np.ndarray) -> Image.Image:
     if values.dtype != np.uint8:
         values = (np.nan_to_num(values).clip(0, 1) * 255).astype(np.uint8)
     channels = np.repeat(values[:1], 3, 0) if values.shape[0] != 3 else values
-    return _thumbnail(Image.fromarray(np.moveaxis(channels, 0, -1)))
-
-
-def correlation(matrix: np.ndarray, top: float = 1.0) -> Image.Image:
-    """A correlation matrix: blue together, orange opposed, clear where unrelated, full from ``top`` on."""
-    strength = (np.nan_to_num(matrix) / top).clip(-1, 1)
-    pixels = np.where(strength[..., None] > 0, np.array(POSITIVE), np.array(NEGATIVE))
-    alpha = np.abs(strength)[..., None] * 255
-    return Image.fromarray(np.concatenate([pixels, alpha], -1).astype(np.uint8), "RGBA")
-
-
-def strongest(matrix: np.ndarray) -> float:
-    """Return the end of a scale that shows a correlation matrix: nearly all pairs stay below it.
-
-    The diagonal, which is 1 whatever the others are, does not count.
-
-    >>> strongest(np.full((4, 4), 0.15) + 0.85 * np.eye(4))
-    0.2
-    """
-    pairs = np.abs(np.nan_to_num(matrix))[~np.eye(len(matrix), dtype=bool)]
-    high = float(np.quantile(pairs, 0.99)) if pairs.size else 1.0
-    return next((step for step in (0.05, 0.1, 0.2, 0.3, 0.5, 0.7) if step >= high), 1.0)
-
-
-def similar_first(matrix: np.ndarray) -> np.ndarray:
-    """Return an order in which neighbours correlate: the leaves of a hierarchical clustering.
-
-    Inputs are close if their rows are alike: then they correlate with the same others in the same way.
-
-    >>> block = np.kron(np.eye(2), np.ones((2, 2)))[[0, 2, 1, 3]][:, [0, 2, 1, 3]]
-    >>> order = similar_first(block)
-    >>> float(np.abs(np.diff(block[order][:, order], axis=0)).sum())  # one border, two blocks
-    4.0
-    """
-    if len(matrix) < 3:
-        return np.arange(len(matrix))
-    rows = np.nan_to_num(matrix).astype(np.float64)
-    tree = linkage(rows, "average", optimal_ordering=len(rows) <= ORDERED)
-    return leaves_list(tree)
-
-
-def _thumbnail(image: Image.Image) -> Image.Image:
+    image = Image.fromarray(np.moveaxis(channels, 0, -1))
     if image.width <= WIDEST:
         return image
-    return image.resize((WIDEST, round(image.height * WIDEST / image.width)), BOX)
+    size = (WIDEST, round(image.height * WIDEST / image.width))
+    return image.resize(size, Image.Resampling.BOX)
+
+
+def labelled(labels: np.ndarray, colours: np.ndarray, anomaly: int | None = None) -> Image.Image:
+    """A map of class numbers (H, W); the anomaly has a colour of its own, anything else is void."""
+    count = len(colours)
+    table = np.full((256, 3), VOID, np.uint8)
+    table[:count] = colours
+    if anomaly is not None:
+        table[anomaly] = ANOMALY
+    known = ((labels >= 0) & (labels < count)) | (labels == anomaly)
+    image = Image.fromarray(np.where(known, labels, 255).astype(np.uint8), "P")
+    image.putpalette(table.tobytes())
+    return image
+
+
+def shaded(values: np.ndarray, top: float = 1.0, scale: str = SURE) -> Image.Image:
+    """A map of numbers from 0 to ``top`` (H, W) in the colours of a scale."""
+    share = (np.nan_to_num(values.astype(np.float64)) / top).clip(0, 1)
+    image = Image.fromarray((share * 255).round().astype(np.uint8), "P")
+    image.putpalette((mpl.colormaps[scale](np.arange(256))[:, :3] * 255).astype(np.uint8).tobytes())
+    return image
+
+
+def outlined(image: Image.Image, mask: np.ndarray) -> Image.Image:
+    """A map with a line around what ``mask`` (H, W) covers, drawn just outside of it."""
+    from scipy.ndimage import binary_dilation
+
+    pixels = np.array(image.convert("RGB"))
+    pixels[binary_dilation(mask, np.ones((3, 3))) & ~mask] = ANOMALY
+    return Image.fromarray(pixels) if mask.any() else image
+
+
+def thinned(array: np.ndarray, widest: int = WIDEST) -> np.ndarray:
+    """(..., H, W) with every second or third pixel alone, where it is wider than ``widest``."""
+    step = -(-array.shape[-1] // widest)
+    return array[..., ::step, ::step]
+
+
+def round_top(values: np.ndarray) -> float:
+    """A round number that nearly all values stay below: the end of their scale.
+
+    >>> round_top(np.linspace(0, 0.17, 100)), round_top(np.zeros(3))
+    (0.2, 0.01)
+    """
+    high = float(np.quantile(values, 0.995)) if values.size else 0.0
+    steps = [round(m * 10.0**e, 2) for e in (-2, -1, 0, 1) for m in (1, 2, 5)]
+    return next((step for step in steps if step >= high), high)

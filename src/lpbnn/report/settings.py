@@ -1,15 +1,14 @@
 """How the runs were made: settings, environment, data, commands."""
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
 from lpbnn.report.entries import is_entry
-from lpbnn.report.html import definitions, esc, name, scroll
 from lpbnn.report.runs import Group, Run, chosen, counted, described, essential, plain, varying
 
-OPTIONS = "method_options."
 PYTHON = """\
 from lpbnn.training.run import run
 from lpbnn.training.rundir import RunDir
@@ -23,116 +22,110 @@ from lpbnn.report.entries import content
 run(RunConfig.from_data(content({folder!r})["config"]), {again!r})"""
 
 
-def differences(groups: Sequence[Group]) -> str:
-    """What each row was trained with: its options, and whatever else is not the same for all."""
-    telling = [
-        key
-        for key in varying([g.settings for g in groups])
-        if key not in ("method", "corruptions") and not key.startswith(OPTIONS)
-    ]
-    titles = ("Method", "Seeds", "Members", "Options other than the defaults", *telling)
-    heads = "".join(f'<th scope="col" class="text">{esc(text)}</th>' for text in titles)
-    rows = ""
-    for group in groups:
-        cells = [
-            ", ".join(str(run.seed) for run in group.runs),
-            _counted(group.values("cost", "members")) or "–",
-            described(group.settings, chosen(group.settings, group.method)) or "none",
-            *(plain(group.settings.get(key)) for key in telling),
-        ]
-        texts = "".join(f'<td class="text">{esc(text)}</td>' for text in cells)
-        first = name(group.label, group.index)
-        rows += f'<tr><th scope="row" class="first">{first}</th>{texts}</tr>'
-    made = f"<table class='sortable'><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
-    return scroll(made, "Settings of each method")
+@dataclass(frozen=True)
+class Made:
+    """How the runs of a chapter were made."""
+
+    titles: Sequence[str]
+    rows: Sequence[tuple[Group, Sequence[str]]]
+    """A row for each method, with its values of ``titles``."""
+    same: Mapping[str, str]
+    """Settings that all share."""
+    data: Mapping[str, str]
+    environment: Mapping[str, str]
+    commands: Sequence[tuple[str, Sequence[tuple[str, int]]]]
+    """Words, then the commands that they are about, each with its number of runs."""
+    again: str
+    """Python that repeats a run; empty if none was trained."""
 
 
-def shared(groups: Sequence[Group]) -> str:
-    """What is the same for all, folded away."""
+def made(groups: Sequence[Group]) -> Made:
+    """Settings, data, environment and commands."""
+    runs = [run for group in groups for run in group.runs]
     different = varying([g.settings for g in groups])
+    telling = [key for key in different if not _apart(key)]
+    rows = [
+        (
+            group,
+            [
+                ", ".join(str(run.seed) for run in group.runs),
+                _counted(group.values("cost", "members")) or "–",
+                described(group.settings, chosen(group.settings, group.method)) or "none",
+                *(plain(group.settings.get(key)) for key in telling),
+            ],
+        )
+        for group in groups
+    ]
     same = {
-        key: value
+        key: plain(value)
         for key, value in essential(groups[0].settings).items()
-        if key not in different
-        and not key.startswith(OPTIONS)
-        and key not in ("method", "corruptions")
+        if key not in different and not _apart(key)
     }
-    pairs = [(esc(key), esc(plain(value))) for key, value in same.items()]
-    return f"<details><summary>The same for all</summary>{definitions(pairs, 'facts')}</details>"
+    started = [run.sessions[0].get("command") for run in runs if run.sessions]
+    measured = [run.at("measured_again", "command") for run in runs]
+    words = {"As they were started": started, "Measured again since": measured}
+    typed = ((w, counted((c for c in given if c), shlex.join)) for w, given in words.items())
+    return Made(
+        titles=("Seeds", "Members", "Options other than the defaults", *telling),
+        rows=rows,
+        same=same,
+        data=_data(runs),
+        environment=_environment(runs),
+        commands=[(words, commands) for words, commands in typed if commands],
+        again=_again(runs),
+    )
 
 
-def environment(runs: Sequence[Run]) -> str:
+def _apart(key: str) -> bool:
+    """True for settings that are told elsewhere."""
+    return key in ("method", "corruptions") or key.startswith("method_options.")
+
+
+def _environment(runs: Sequence[Run]) -> dict[str, str]:
     """Versions, device and commit; several values with the number of their runs."""
     last = [run.sessions[-1] for run in runs if run.sessions]
-    if not last:
-        return ""
     names = dict.fromkeys(package for one in last for package in one.get("versions", {}))
-    facts: list[tuple[str, str]] = [
-        ("device", _counted(_of(last, "device"))),
-        ("system", _counted(_of(last, "platform"))),
-        ("commit", _counted(map(_commit, last))),
-        ("Python", _counted(_of(last, "python"))),
-        *(
-            (package, _counted(one.get("versions", {}).get(package) for one in last))
-            for package in names
-        ),
-        ("CUDA", _counted(_of(last, "cuda"))),
-        ("processes", _counted(_of(last, "processes"))),
-    ]
-    return definitions([(esc(key), esc(value)) for key, value in facts if value], "facts")
+    facts = {
+        "device": _counted(one.get("device") for one in last),
+        "system": _counted(one.get("platform") for one in last),
+        "commit": _counted(map(_commit, last)),
+        "Python": _counted(one.get("python") for one in last),
+        **{p: _counted(one.get("versions", {}).get(p) for one in last) for p in names},
+        "CUDA": _counted(one.get("cuda") for one in last),
+        "processes": _counted(one.get("processes") for one in last),
+    }
+    return {key: value for key, value in facts.items() if value}
 
 
-def data(runs: Sequence[Run]) -> str:
+def _data(runs: Sequence[Run]) -> dict[str, str]:
     """Where the examples come from, how many there are, and whose corruptions they met."""
     info = runs[0].data
-    sizes = ", ".join(f"{key.replace('ood/', 'OOD ')} {size:,}" for key, size in info.sizes.items())
-    origin = _counted(
-        run.origin.replace("pictures frost", "the published frost pictures")
-        for run in runs
-        if run.origin
-    )
-    facts = [
-        ("data set", f"{info.name}: {info.description}" if info.description else info.name),
-        ("source", _counted(map(_source, runs))),
-        ("examples", sizes),
-        ("corruptions", origin),
-    ]
-    return definitions([(esc(key), esc(value)) for key, value in facts if value], "facts")
+    origins = (run.origin.replace("pictures frost", "the published frost pictures") for run in runs)
+    facts = {
+        "data set": f"{info.name}: {info.description}" if info.description else info.name,
+        "source": _counted(map(_source, runs)),
+        "examples": ", ".join(
+            f"{key.replace('ood/', 'OOD ')} {size:,}" for key, size in info.sizes.items()
+        ),
+        "corruptions": _counted(origins),
+    }
+    return {key: value for key, value in facts.items() if value}
 
 
-def commands(runs: Sequence[Run]) -> str:
-    """What was typed, and how to repeat any run from its folder."""
-    started = [run.sessions[0].get("command") for run in runs if run.sessions]
-    said = _typed("As they were started", started)
-    said += _typed("Measured again since", [run.at("measured_again", "command") for run in runs])
+def _again(runs: Sequence[Run]) -> str:
+    """How to repeat a run from its folder."""
     trained = next((run for run in runs if not run.at("train", "joined")), None)
     if trained is None:  # by lpbnn join, of other runs: their folders hold how they were trained
-        return said
-    kept = is_entry(trained.path)
+        return ""
     path = trained.path.resolve()
-    folder, again = _where(path), _where(path.with_name(f"{trained.name}-again"))
-    text = esc((KEPT if kept else PYTHON).format(folder=folder, again=again))
-    where = "The file of every kept run" if kept else "Every run folder"
-    return (
-        f"{said}<p>{where} holds its whole config; this trains one again, to the same weights on the same "
-        f"machine:</p><pre>{text}</pre>"
-    )
+    code = KEPT if is_entry(trained.path) else PYTHON
+    return code.format(folder=_where(path), again=_where(path.with_name(f"{trained.name}-again")))
 
 
 def _where(path: Path) -> str:
     """Return a path as it is found from the working folder; an absolute one if it lies elsewhere."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
-
-
-def _typed(words: str, commands: Iterable[Sequence[str] | None]) -> str:
-    typed = counted((command or () for command in commands), shlex.join)
-    lines = [f"{esc(text)}{f'  <i># {n} runs</i>' if n > 1 else ''}" for text, n in typed if text]
-    return f"<p>{words}:</p><pre>{chr(10).join(lines)}</pre>" if lines else ""
-
-
-def _of(sessions: Iterable[Any], key: str) -> list[Any]:
-    return [session.get(key) for session in sessions]
 
 
 def _commit(session: Any) -> str | None:

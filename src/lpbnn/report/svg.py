@@ -13,10 +13,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib
-from matplotlib.artist import Artist
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lpbnn.plots import TITLE
 from lpbnn.report.colours import COLOURS
 
 INK, MUTED, LINE, PAPER = "#010101", "#010102", "#010103", "#010104"
@@ -24,6 +25,7 @@ NAMES = ("", "ink", "muted", "line", "paper")  # by the last byte of the four
 _STAND_IN = re.compile(r"#01(01|02)([0-9a-f]{2})")
 _NUMBER = re.compile(r"-?\d+\.\d+")
 _REFERENCE = re.compile(r'(url\(#|^#|href="#)([^")]+)')
+_COMMAND = re.compile(r" ?([A-Za-z]) ?")
 _FONT = re.compile(r"font-family:[^;]*;? ?")
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: the page's own font, selectable
@@ -31,6 +33,7 @@ _STYLE: dict[Any, Any] = {
     "text.parse_math": False,  # names are shown as they are
     "font.size": 10.5,
     "text.color": INK,
+    "grid.color": LINE,
     "axes.edgecolor": MUTED,
     "axes.labelcolor": MUTED,
     "axes.linewidth": 0.8,
@@ -38,6 +41,7 @@ _STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "axes.facecolor": "none",
     "figure.facecolor": "none",
+    "savefig.facecolor": PAPER,
     "figure.dpi": 72,
     "savefig.dpi": 72,
     "xtick.color": MUTED,
@@ -51,7 +55,7 @@ _STYLE: dict[Any, Any] = {
 
 
 def colour(index: int) -> str:
-    """The stand-in for the colour of a method."""
+    """Return the stand-in for the colour of a method."""
     return f"#0102{index % COLOURS:02x}"
 
 
@@ -61,14 +65,7 @@ class Drawing:
     def __init__(self, width: float, height: float) -> None:
         self.width, self.height = width, height
         self.figure = Figure(figsize=(width / 72, height / 72))
-        self.svg = ""
-        self.titles: dict[str, str] = {}
-
-    def title(self, artist: Artist, text: str) -> None:
-        """Let ``artist`` show ``text`` where the pointer rests on it."""
-        key = f"title{len(self.titles)}"
-        self.titles[key] = text
-        artist.set_gid(key)
+        self.svg = Markup("")
 
     def axes(self, left: float, top: float, width: float, height: float) -> Axes:
         """Axes whose box is given in pixels from the upper left corner."""
@@ -83,7 +80,7 @@ def drawing(width: float, height: float, label: str) -> Iterator[Drawing]:
 
     >>> with drawing(100, 50, "A <line>") as d:
     ...     line = d.axes(10, 5, 80, 40).plot([0, 1], color=colour(3))
-    >>> d.svg[:71]
+    >>> str(d.svg[:71])
     '<svg viewBox="0 0 100 50" role="img" aria-label="A &lt;line&gt;" style='
     >>> "var(--m3)" in d.svg, "http" in d.svg
     (True, False)
@@ -95,8 +92,8 @@ def drawing(width: float, height: float, label: str) -> Iterator[Drawing]:
         made = Drawing(width, height)
         yield made
         buffer = io.BytesIO()
-        made.figure.savefig(buffer, format="svg", metadata={"Date": None})
-    made.svg = _inline(buffer.getvalue(), made, label)
+        made.figure.savefig(buffer, format="svg", facecolor="none", metadata={"Date": None})
+    made.svg = Markup(_inline(buffer.getvalue(), made, label))
 
 
 def _inline(source: bytes, made: Drawing, label: str) -> str:
@@ -108,18 +105,18 @@ def _inline(source: bytes, made: Drawing, label: str) -> str:
     for node in list(root.iter()):
         node.tag = node.tag.rpartition("}")[2]
         node.tail = None
-        text = made.titles.get(node.get("id", ""))
+        title = node.get("id", "")
         if node.tag != "text":
             node.text = None
         node.attrib = {
             key.rpartition("}")[2]: _rewritten(key, value, prefix)
             for key, value in node.attrib.items()
-            if key != "id" or value in named
+            if not value.startswith((TITLE, "rotate(-0 ")) and (key != "id" or value in named)
         }
-        if text is not None:
-            title = ElementTree.Element("title")
-            title.text = text
-            node.insert(0, title)
+        if title.startswith(TITLE):
+            told = ElementTree.Element("title")
+            told.text = title.removeprefix(TITLE)
+            node.insert(0, told)
             node.set("class", "mark")
     root[:] = _needed(root)
     root.attrib = {
@@ -140,6 +137,7 @@ def _rewritten(key: str, value: str, prefix: str) -> str:
         value = value.replace("; ", ";").replace(": ", ":")
     elif key in ("d", "points", "transform", "x", "y", "width", "height"):
         value = " ".join(_NUMBER.sub(_short, value).split())
+        value = _COMMAND.sub(r"\1", value) if key == "d" else value
     return _REFERENCE.sub(rf"\g<1>{prefix}-\2", value)
 
 

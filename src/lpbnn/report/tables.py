@@ -304,6 +304,12 @@ class Table:
     def spread(self) -> bool:
         return any(cell.std is not None for row in self.rows for cell in row.cells.values())
 
+    @property
+    def spreading(self) -> set[str]:
+        """The keys of the columns in which any row shows a spread."""
+        cells = ((c, row.cells[c.key]) for c in self.columns for row in self.rows)
+        return {column.key for column, cell in cells if cell.text(column.info)[1]}
+
     def explanations(self, spread: bool = True) -> list[str]:
         """What a reader has to know beside the columns' conventions, one sentence each."""
         found = list(self.notes)

@@ -13,8 +13,8 @@ from lpbnn import cli
 from lpbnn.data import Dataset, load
 from lpbnn.data.files import read_images
 from lpbnn.predict import predict
-from lpbnn.report import answers
-from lpbnn.report.answers import Question, answered, classified, segmented
+from lpbnn.report import predict_files
+from lpbnn.report.predict_files import Question, answered, classified, segmented
 from lpbnn.training import RunConfig
 from lpbnn.training.build import DataInfo, build_model
 from lpbnn.training.rundir import RunDir
@@ -77,7 +77,7 @@ def test_many_pictures_go_through_the_network_in_parts(
     within.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
     found = []
     for at_once in (256, 4):
-        monkeypatch.setattr(answers, "AT_ONCE", at_once)
+        monkeypatch.setattr(predict_files, "AT_ONCE", at_once)
         sizes.clear()
         out = tmp_path / f"{at_once}.JSON"
         classified(ask, paths, out)

@@ -38,3 +38,26 @@ for (const table of document.querySelectorAll("table.sortable")) {
     });
   });
 }
+
+// Figures are saved as they look now: colours and font of the page are written into the file.
+for (const button of document.querySelectorAll("button.save")) {
+  button.hidden = false;
+  button.addEventListener("click", () => {
+    const svg = button.parentElement.querySelector("svg").cloneNode(true);
+    const [, , width, height] = svg.getAttribute("viewBox").split(" ");
+    const look = getComputedStyle(document.documentElement);
+    svg.setAttribute("width", width);
+    svg.setAttribute("height", height);
+    svg.style.fontFamily = getComputedStyle(document.body).fontFamily;
+    svg.style.overflow = "visible";
+    svg.style.background = look.getPropertyValue("--paper");
+    const text = new XMLSerializer().serializeToString(svg)
+      .replace(/var\((--\w+)\)/g, (_, name) => look.getPropertyValue(name).trim());
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
+    const words = svg.getAttribute("aria-label").replace(/[^\p{L}\p{N}]+/gu, "-");
+    link.download = `${words.replace(/^-|-$/g, "")}.svg`;
+    link.click();
+    URL.revokeObjectURL(link.href);
+  });
+}

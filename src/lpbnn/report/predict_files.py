@@ -10,14 +10,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from rich.markup import escape
 from rich.table import Column, Table
 
+from lpbnn import plots
 from lpbnn.backbones.deeplab import DeepLab
 from lpbnn.data.files import header, read_images, read_scene, scaled
 from lpbnn.model import UncertainModel
 from lpbnn.predict import Prediction, predict
-from lpbnn.report import maps
+from lpbnn.report.pictures import round_top
 from lpbnn.training.build import DataInfo
 from lpbnn.training.files import finite
 
@@ -200,7 +203,7 @@ def segmented(
             out.mkdir(parents=True, exist_ok=True)
             named: dict[str, Any] = {"classes": np.array(ask.classes), **arrays}
             np.savez_compressed(out / f"{name}.npz", **named)
-            maps.overview(picture.numpy(), arrays, ask.classes).savefig(out / f"{name}.png")
+            overview(picture.numpy(), arrays, ask.classes).savefig(out / f"{name}.png")
     table.caption = f"means over the pixels; unsure: confidence below {UNSURE}; epistemic in nats"
     if out is not None:
         table.caption += f". Maps: {escape(str(out))}/NAME.png, as numbers NAME.npz"
@@ -209,8 +212,8 @@ def segmented(
 
 def _largest(labels: np.ndarray, classes: Sequence[str]) -> str:
     """The classes with the most pixels."""
-    found = list(maps.shares(labels).items())[:SHOWN]
-    return ", ".join(f"{classes[number]} {maps.percent(share)}" for number, share in found)
+    found = list(shares(labels).items())[:SHOWN]
+    return ", ".join(f"{classes[number]} {percent(share)}" for number, share in found)
 
 
 def _require_sizes(ask: Question, images: Sequence[Path], full_size: bool) -> None:
@@ -237,6 +240,45 @@ def _require_sizes(ask: Question, images: Sequence[Path], full_size: bool) -> No
 
 def _text(size: tuple[int, int]) -> str:
     return f"{size[1]}x{size[0]}"
+
+
+def overview(picture: np.ndarray, arrays: dict[str, np.ndarray], classes: Sequence[str]) -> Figure:
+    """Input and classes above, confidence and epistemic uncertainty below, each with its key."""
+    rows, columns = arrays["labels"].shape
+    wide = 6.0  # inches of a map
+    there = shares(arrays["labels"])
+    lines = -(-len(there) // 7)
+    size = (2 * wide + 1.2, 2 * wide * rows / columns + 0.9 + 0.25 * lines)
+    figure = Figure(size, dpi=110, layout="constrained")
+    top, bottom = figure.subplots(2, 2)
+    plots.picture(top[0], np.moveaxis(picture, 0, -1), "input")
+    plots.class_map(top[1], arrays["labels"], classes, title="predicted class")
+    kind, title = "epistemic", "epistemic uncertainty: what the members disagree about"
+    if not arrays[kind].any():
+        kind, title = "aleatoric", "uncertainty: entropy (one network has no epistemic part)"
+    sure = "confidence: probability of the predicted class"
+    plots.value_map(bottom[0], arrays["confidence"], title=sure, unit="dark: unsure")
+    end, unit = round_top(arrays[kind]), "nats; dark: unsure"
+    plots.value_map(bottom[1], arrays[kind], end, scale=plots.UNSURE, title=title, unit=unit)
+    colours = plots.palette(classes, len(classes)) / 255
+    patches = [
+        Patch(facecolor=tuple(colours[i]), edgecolor="0.7", label=f"{classes[i]} {percent(share)}")
+        for i, share in there.items()
+    ]
+    figure.legend(handles=patches, loc="outside lower center", ncols=7, frameon=False, fontsize=10)
+    return figure
+
+
+def percent(share: float) -> str:
+    """A share of the pixels, rounded; one that is there is never 0."""
+    return f"{100 * share:.0f} %" if share >= 0.01 else "< 1 %"
+
+
+def shares(labels: np.ndarray) -> dict[int, float]:
+    """The classes that occur and their shares of the pixels, the largest first."""
+    numbers, counts = np.unique(labels, return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    return {int(numbers[i]): float(counts[i] / labels.size) for i in order}
 
 
 def _names(images: Sequence[Path]) -> list[str]:

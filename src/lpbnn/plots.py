@@ -1,0 +1,780 @@
+"""Plots of uncertainty: every function takes matplotlib axes and returns them.
+
+    figure, axes = plt.subplots()
+    plots.reliability(axes, lpbnn.metrics.reliability(p.probs, y), label="LP-BNN")
+
+============================  ======================================================================
+classification                ``reliability``, ``risk_coverage``, ``ood_scores``, ``member_bars``
+regression                    ``regression_band``, ``parity``, ``interval_calibration``
+segmentation                  ``class_map``, ``value_map``
+posterior                     ``posterior_correlation``, ``posterior_factors``
+comparison                    ``curve`` (training, corruption), ``trade_off``, ``name_beside``
+============================  ======================================================================
+
+Arrays may be torch tensors on the CPU or anything else that numpy reads. ``color`` is any colour of
+matplotlib, by default the next of the axes' cycle. Text and lines follow ``matplotlib.rcParams``. Marks carry
+what they show as their ``gid`` ("title:..."), which the report turns into hover titles of its SVG.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import ListedColormap, Normalize
+
+from lpbnn.metrics.calibration import ReliabilityBins
+
+TITLE = "title:"  # what a gid of a mark starts with
+FEW = 10  # examples of a bin: fewer say little, and their bar is pale
+WIDE = 1.96  # standard deviations on either side of the middle 95 %
+LEVELS = np.linspace(0.05, 0.95, 19)
+POINTS = 201  # of a curve over many examples: evenly spaced quantiles
+SURE, UNSURE = "magma", "magma_r"  # in both scales pale is sure and dark is not
+VOID = (0, 0, 0)
+# Roads grey-violet, trees green, people red: what most readers of street scenes expect.
+STREET_COLORS = {
+    "road": (115, 85, 125),
+    "road line": (240, 240, 240),
+    "pavement": (214, 160, 196),
+    "sidewalk": (214, 160, 196),
+    "building": (98, 94, 92),
+    "wall": (124, 124, 168),
+    "fence": (188, 158, 142),
+    "pole": (190, 190, 184),
+    "sign": (238, 214, 36),
+    "traffic sign": (238, 214, 36),
+    "traffic light": (246, 164, 48),
+    "tree": (84, 138, 52),
+    "vegetation": (84, 138, 52),
+    "terrain": (168, 218, 150),
+    "sky": (104, 152, 206),
+    "unlabeled": (104, 152, 206),  # in StreetHazards the sky, mostly
+    "pedestrian": (220, 44, 58),
+    "person": (220, 44, 58),
+    "rider": (252, 116, 80),
+    "bicyclist": (252, 116, 80),
+    "car": (28, 52, 158),
+    "truck": (18, 20, 92),
+    "bus": (38, 92, 120),
+    "train": (20, 120, 130),
+    "motorcycle": (96, 60, 220),
+    "bicycle": (126, 28, 52),
+    "other": (146, 112, 62),
+}
+# Positive blue, negative orange, clear at zero: it reads on a light and on a dark page.
+_BLUE, _ORANGE = (58 / 255, 110 / 255, 205 / 255), (222 / 255, 110 / 255, 40 / 255)
+DIVERGING = ListedColormap(
+    [(*_ORANGE, 1 - i / 127) for i in range(128)] + [(*_BLUE, i / 127) for i in range(128)],
+    "lpbnn_diverging",
+)
+
+
+def reliability(
+    axes: Axes, bins: ReliabilityBins, *, color: Any = None, label: str = "model"
+) -> Axes:
+    """Draw accuracy against confidence, and in a strip below where the confidences lie.
+
+    Args:
+        axes: to draw into.
+        bins: of ``lpbnn.metrics.reliability(probs, labels)``. Bins of fewer than ten examples are pale.
+        color: of the bars.
+        label: of the model, for the marks' titles.
+
+    >>> from lpbnn.metrics import reliability as bins
+    >>> import torch
+    >>> probs = torch.tensor([[0.8, 0.2], [0.4, 0.6], [0.9, 0.1]])
+    >>> len(reliability(_axes(), bins(probs, torch.tensor([0, 1, 0]))).patches)  # one for each bin
+    3
+    """
+    color = _color(axes, color)
+    edges, accuracy, count = map(np.asarray, (bins.edges, bins.accuracy, bins.count))
+    width = np.diff(edges)
+    for here, alpha in (((count > 0) & (count < FEW), 0.35), (count >= FEW, 1.0)):
+        left, high = edges[:-1][here], accuracy[here]
+        look = {"color": color, "alpha": 0.5 * alpha, "linewidth": 0}
+        bars = axes.bar(left, high, width[here], align="edge", **look)
+        for bar, number in zip(bars, count[here], strict=True):
+            end = bar.get_x() + bar.get_width()
+            where = f"{label}: confidence {bar.get_x():.2f} to {end:.2f}"
+            told(bar, f"{where}, accuracy {bar.get_height():.3f} of {number} examples")
+        axes.hlines(high, left, left + width[here], color=color, alpha=alpha, linewidth=2)
+    axes.plot([0, 1], [0, 1], color=_ink(), linewidth=0.9, dashes=(3, 3), zorder=4)
+    axes.set(xlim=(0, 1), ylim=(0, 1.01))
+    axes.set_xticks((0, 0.5, 1), ())
+    _share_ticks(axes.yaxis)
+    above(axes, "accuracy")
+    strip = axes.inset_axes((0, -0.23, 1, 0.17))
+    share = count / max(1, count.sum())
+    strip.bar(edges[:-1], share, width, align="edge", color=_muted(), alpha=0.6, linewidth=0)
+    strip.set(xlim=(0, 1), ylim=(0, max(float(share.max()), 1e-9)), yticks=())
+    strip.spines["left"].set_visible(False)
+    _share_ticks(strip.xaxis)
+    strip.set_xlabel("confidence", labelpad=0)
+    return axes
+
+
+def risk_curve(uncertainty: Any, loss: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Compute the mean loss of the most certain examples for every share of them.
+
+    Args:
+        uncertainty: (N,), such as ``1 - p.confidence`` or ``p.total``.
+        loss: (N,), such as ``p.labels != y`` or a squared error.
+
+    Returns:
+        coverage and risk, ``POINTS`` of each, or N where there are fewer examples.
+
+    >>> coverage, risk = risk_curve([0.1, 0.4, 0.2, 0.3], [0, 1, 0, 0])
+    >>> coverage.tolist(), risk.tolist()
+    ([0.25, 0.5, 0.75, 1.0], [0.0, 0.0, 0.0, 0.25])
+    """
+    order = np.argsort(np.asarray(uncertainty), kind="stable")
+    number = np.arange(1, len(order) + 1)
+    risk = np.asarray(loss, np.float64)[order].cumsum() / number
+    ends = np.linspace(0, len(order), min(POINTS, len(order) + 1)).round().astype(int)[1:]
+    return number[ends - 1] / len(order), risk[ends - 1]
+
+
+def risk_coverage(
+    axes: Axes, coverage: Any, risk: Any, *, color: Any = None, label: str = "model", **look: Any
+) -> Axes:
+    """Draw the risk of answering only the most certain share of the examples.
+
+    Args:
+        axes: to draw into.
+        coverage: (P,), of ``risk_curve``.
+        risk: (P,), of ``risk_curve``, in [0, 1] for errors.
+        color: of the line.
+        label: of the model, for the mark's title.
+        look: of matplotlib's ``plot``.
+
+    >>> risk_coverage(_axes(), *risk_curve([0.1, 0.4, 0.2], [0, 1, 0])).get_xlabel()
+    'coverage, %'
+    """
+    coverage, risk = np.asarray(coverage), np.asarray(risk)
+    (line,) = axes.plot(100 * coverage, 100 * risk, color=_color(axes, color), **look)
+    shown = [int(np.argmin(abs(coverage - share))) for share in (0.5, 0.8, 1)]
+    numbers = ", ".join(f"{100 * risk[i]:.2f} % of {100 * coverage[i]:.0f} %" for i in shown)
+    told(line, f"{label}: errors {numbers}")
+    axes.set_xlabel("coverage, %", labelpad=2)
+    return axes
+
+
+def ood_scores(
+    axes: Axes,
+    inside: Any,
+    outside: Any,
+    *,
+    color: Any = None,
+    label: str = "model",
+    limits: tuple[float, float] | None = None,
+    log: bool = False,
+) -> Axes:
+    """Draw the distribution functions of a score, filled on the test set and a line elsewhere.
+
+    Args:
+        axes: to draw into.
+        inside: (N,) scores of the test set, such as ``p.ood_score``.
+        outside: (M,) scores of the other set.
+        color: of the test set.
+        label: of the model, for the marks' titles.
+        limits: of the score's axis; None for the middle 99 %.
+        log: True for a logarithmic axis.
+
+    >>> ood_scores(_axes(), [0.1, 0.2], [0.4, 0.9], log=True).get_xscale()
+    'log'
+    """
+    color = _color(axes, color)
+    share = np.linspace(0, 1, POINTS)
+    curves = [np.quantile(np.asarray(scores, np.float64), share) for scores in (inside, outside)]
+    if limits is None:
+        limits = min(x[1] for x in curves), max(x[-2] for x in curves)
+    axes.set_xscale("log" if log else "linear")
+    for x, part, paint in zip(curves, ("test", "elsewhere"), (color, _ink()), strict=True):
+        ends = np.concatenate([[limits[0]], x.clip(*limits), [limits[1]]])
+        heights = np.concatenate([[(x <= limits[0]).mean()], share, [1.0]])
+        heights[1:-1][x < limits[0]] = heights[0]
+        (line,) = axes.plot(ends, heights, color=paint, linewidth=1.4)
+        quartiles = ", ".join(f"{x[POINTS * q // 4]:.3g}" for q in (1, 2, 3))
+        told(line, f"{label}, {part}: quartiles of the score {quartiles}")
+        if part == "test":
+            axes.fill_between(ends, heights, color=color, alpha=0.3, linewidth=0)
+    axes.set(xlim=limits, ylim=(0, 1.02))
+    _share_ticks(axes.yaxis)
+    if log:
+        axes.minorticks_off()
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}".replace("e-0", "e-"))
+    else:
+        axes.locator_params(axis="x", nbins=4)
+    return axes
+
+
+def member_bars(
+    axes: Axes,
+    members: Any,
+    names: Sequence[str] = (),
+    truth: int | None = None,
+    *,
+    color: Any = None,
+    left: float = 0.0,
+    most: int = 8,
+) -> Axes:
+    """Draw the class probabilities of one example: a row of bars for each member.
+
+    Args:
+        axes: to draw into; several examples or models stand side by side with different ``left``.
+        members: (S, C) probabilities, such as ``p.members[:, i]``.
+        names: of the classes; none for their numbers.
+        truth: the right class, whose name is bold.
+        color: of the bars.
+        left: where the first bar stands; each class takes one unit.
+        most: members to draw, evenly chosen: more would be hairlines.
+
+    >>> len(member_bars(_axes(), [[0.2, 0.8], [0.6, 0.4]], ["cat", "dog"], 1).patches)
+    2
+    """
+    values = np.nan_to_num(np.asarray(members, np.float64))
+    number, classes = values.shape
+    names = names or [str(i) for i in range(classes)]
+    color = _color(axes, color)
+    chosen = np.linspace(0, number - 1, min(number, most)).round().astype(int)
+    row = 1 / len(chosen)
+    tall = row - min(1 / 30, row / 4)  # some air between two members
+    edges = left + (np.arange(classes)[:, None] + [0.1, 0.9]).ravel()
+    for place, member in enumerate(chosen):
+        foot = 1 - row * (place + 1)
+        heights = np.zeros(2 * classes - 1)
+        heights[::2] = values[member]
+        bars = axes.stairs(foot + tall * heights, edges, baseline=foot, fill=True, color=color)
+        bars.set(linewidth=0, clip_on=False)
+        best = int(values[member].argmax())
+        told(bars, f"member {member + 1} of {number}: {names[best]} {values[member, best]:.2f}")
+    feet = np.repeat(1 - row * np.arange(1, len(chosen) + 1), 3)
+    across = np.tile([left, left + classes, np.nan], len(chosen))
+    axes.plot(across, feet, color=_line(), linewidth=0.8, zorder=0, clip_on=False)
+    turned = max(map(len, names)) > 2
+    turn = {"rotation": 90 if turned else 0, "ha": "center", "va": "top", "fontsize": 8.5}
+    for place, name in enumerate(names):
+        bold = {"weight": "bold", "color": _ink()} if place == truth else {"color": _muted()}
+        axes.text(left + place + 0.5, -0.04, name, **turn, **bold)
+    axes.set(xlim=(min(left, axes.get_xlim()[0]), left + classes), ylim=(0, 1))
+    axes.set_axis_off()
+    return axes
+
+
+def regression_band(
+    axes: Axes,
+    x: Any,
+    mean: Any,
+    std: Any,
+    epistemic: Any = None,
+    *,
+    targets: Any = None,
+    train: tuple[Any, Any] | None = None,
+    color: Any = None,
+    label: str = "model",
+) -> Axes:
+    """Draw the predicted mean of one input with its 95 % band, and in it the epistemic part.
+
+    Args:
+        axes: to draw into.
+        x: (N,) inputs in any order.
+        mean: (N,) predicted means.
+        std: (N,) total standard deviations.
+        epistemic: (N,) standard deviations of the members' means.
+        targets: (N,) of the test set, as small dots.
+        train: inputs and targets of the training set, as large dots.
+        color: of line and bands.
+        label: of the model, for the marks' titles.
+
+    >>> x = np.linspace(-1, 1, 9)
+    >>> regression_band(_axes(), x, x**2, 0 * x + 0.1, train=(x, x**2)).get_xlabel()
+    'input'
+    """
+    color = _color(axes, color)
+    x = _flat(x)
+    order = np.argsort(x)
+    x, mean = x[order], _flat(mean)[order]
+    for deviation, alpha in ((std, 0.2), (epistemic, 0.4)):
+        if deviation is not None:
+            reach = WIDE * _flat(deviation)[order]
+            axes.fill_between(x, mean - reach, mean + reach, color=color, alpha=alpha, linewidth=0)
+    if targets is not None:
+        some = slice(None, None, max(1, len(x) // 120))
+        small = {"color": _muted(), "markersize": 2, "alpha": 0.6}
+        (dots,) = axes.plot(x[some], _flat(targets)[order][some], ".", **small)
+        told(dots, "targets of the test and the outside set")
+    (line,) = axes.plot(x, mean, color=color, linewidth=1.8)
+    told(line, f"{label}: predicted mean")
+    if train is not None:
+        large = {"color": _ink(), "markersize": 4.5, "markeredgewidth": 0.8, "zorder": 5}
+        edge = mpl.rcParams["savefig.facecolor"]
+        edge = axes.get_facecolor() if edge == "auto" else edge
+        (dots,) = axes.plot(*map(_flat, train), "o", markeredgecolor=edge, **large)
+        told(dots, f"{_flat(train[0]).size} training points")
+    axes.set_xlim(x.min(), x.max())
+    axes.set_xlabel("input", labelpad=0)
+    axes.locator_params(axis="y", nbins=5)
+    return axes
+
+
+def parity(
+    axes: Axes,
+    targets: Any,
+    mean: Any,
+    std: Any,
+    *,
+    color: Any = None,
+    label: str = "model",
+    most: int = 60,
+) -> Axes:
+    """Draw predictions with their 95 % intervals against the targets.
+
+    Args:
+        axes: to draw into.
+        targets: (N,).
+        mean: (N,) predicted means.
+        std: (N,) total standard deviations.
+        color: of dots and intervals.
+        label: of the model, for the marks' titles.
+        most: examples to draw: more intervals would hide each other.
+
+    >>> parity(_axes(), [1, 2, 3], [1.1, 2.2, 2.7], [0.1, 0.1, 0.4]).get_xlabel()
+    'target'
+    """
+    color = _color(axes, color)
+    targets, mean, reach = _flat(targets), _flat(mean), WIDE * _flat(std)
+    both = np.concatenate([targets, mean])
+    low, high = float(both.min()), float(both.max())
+    axes.plot([low, high], [low, high], color=_muted(), linewidth=0.8, dashes=(4, 3))
+    some = slice(None, None, max(1, len(mean) // most))
+    targets, mean, reach = targets[some], mean[some], reach[some]
+    axes.vlines(targets, mean - reach, mean + reach, color=color, alpha=0.25, linewidth=1)
+    (dots,) = axes.plot(targets, mean, ".", color=color, markersize=4)
+    told(dots, f"{label}: median 95 % interval ± {float(np.median(reach)):.3g}")
+    air = 0.03 * (high - low)
+    bottom, top = min(low, float((mean - reach).min())), max(high, float((mean + reach).max()))
+    axes.set(xlim=(low - air, high + air), ylim=(bottom - air, top + air))
+    axes.locator_params(nbins=4)
+    axes.set_xlabel("target", labelpad=0)
+    return axes
+
+
+def interval_coverage(targets: Any, mean: Any, std: Any) -> np.ndarray:
+    """Compute the share of targets within the central Gaussian interval of each of ``LEVELS``.
+
+    >>> interval_coverage([0.0, 3.0], [0.0, 0.0], [1.0, 1.0])[[0, -1]]
+    array([0.5, 0.5])
+    """
+    from scipy.special import erfinv
+
+    reach = np.sqrt(2) * erfinv(LEVELS)
+    away = abs(_flat(targets) - _flat(mean)) / _flat(std).clip(np.finfo(np.float64).tiny)
+    return (away[None] <= reach[:, None]).mean(1)
+
+
+def interval_calibration(
+    axes: Axes, targets: Any, mean: Any, std: Any, *, color: Any = None, label: str = "model"
+) -> Axes:
+    """Draw how many targets lie in the central intervals of each level.
+
+    Args:
+        axes: to draw into.
+        targets: (N,).
+        mean: (N,) predicted means.
+        std: (N,) total standard deviations.
+        color: of the line.
+        label: of the model, for the mark's title.
+
+    >>> interval_calibration(_axes(), [0.0, 3.0], [0.0, 0.0], [1.0, 1.0]).get_xlabel()
+    'level of the interval'
+    """
+    axes.plot([0, 1], [0, 1], color=_muted(), linewidth=0.8, dashes=(4, 3))
+    look = {"linewidth": 1.8, "marker": "o", "markersize": 2.8}
+    shares = interval_coverage(targets, mean, std)
+    (line,) = axes.plot(LEVELS, shares, color=_color(axes, color), **look)
+    told(line, f"{label}: {100 * shares[-1]:.0f} % of the targets in the 95 % intervals")
+    axes.set(xlim=(0, 1), ylim=(0, 1.02))
+    _share_ticks(axes.xaxis)
+    _share_ticks(axes.yaxis)
+    axes.grid(color=_line(), linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.set_xlabel("level of the interval", labelpad=0)
+    above(axes, "share of targets in it")
+    return axes
+
+
+def palette(classes: Sequence[str], count: int) -> np.ndarray:
+    """Return a colour for each class, (count, 3) bytes: by its name if known, otherwise hues apart.
+
+    >>> palette(("sky", "dragon"), 2)[0].tolist(), len(palette((), 30))
+    ([104, 152, 206], 30)
+    """
+    hue = (np.arange(count) * 0.618034) % 1  # a golden angle apart, the same every time
+    light = 0.55 + 0.3 * ((np.arange(count) % 3) - 1) / 2
+    wave = np.array([0, 1 / 3, 2 / 3])
+    rgb = light[:, None] + 0.35 * np.cos(2 * np.pi * (hue[:, None] - wave))
+    colours = (rgb.clip(0, 1) * 255).astype(np.uint8)
+    for number, name in enumerate(classes[:count]):
+        if name in STREET_COLORS:
+            colours[number] = STREET_COLORS[name]
+    return colours
+
+
+def class_map(axes: Axes, labels: Any, classes: Sequence[str] = (), *, title: str = "") -> Axes:
+    """Draw a map of class numbers; what is no class (void) is black.
+
+    Args:
+        axes: to draw into.
+        labels: (H, W) class numbers, such as ``p.labels[i]``.
+        classes: names of the classes, which choose their colours.
+        title: above the map.
+
+    >>> len(class_map(_axes(), [[0, 1], [1, 255]], ("road", "sky")).images)
+    1
+    """
+    labels = np.asarray(labels).astype(int)
+    count = len(classes) or int(labels.max()) + 1
+    table = np.vstack([palette(classes, count), [VOID]])
+    known = (labels >= 0) & (labels < count)
+    return picture(axes, table[np.where(known, labels, count)].astype(np.uint8), title=title)
+
+
+def value_map(
+    axes: Axes,
+    values: Any,
+    top: float = 1.0,
+    *,
+    scale: str = SURE,
+    title: str = "",
+    unit: str = "",
+) -> Axes:
+    """Draw a map of numbers from 0 to ``top`` with its scale beside it.
+
+    Args:
+        axes: to draw into.
+        values: (H, W), such as ``p.confidence[i]`` or ``p.epistemic[i]``.
+        top: end of the scale.
+        scale: a colour map: ``SURE`` for confidences, ``UNSURE`` for uncertainties.
+        title: above the map.
+        unit: beside the scale.
+
+    >>> len(value_map(_axes(), [[0.2, 0.9]], unit="nats").child_axes)
+    1
+    """
+    picture(axes, np.nan_to_num(np.asarray(values, np.float64)), title, 0, top, scale)
+    beside = axes.inset_axes((1.02, 0.0, 0.025, 1.0))
+    figure = axes.get_figure()
+    assert figure is not None
+    bar = figure.colorbar(ScalarMappable(Normalize(0, top), scale), cax=beside)
+    bar.set_label(unit, fontsize=9)
+    bar.ax.tick_params(labelsize=9)
+    return axes
+
+
+def picture(
+    axes: Axes,
+    pixels: Any,
+    title: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    scale: str | None = None,
+) -> Axes:
+    """Draw an image (H, W, 3) of bytes, or (H, W) numbers on a scale, without any axes.
+
+    >>> picture(_axes(), np.zeros((2, 3, 3), np.uint8), "black").get_title("left")
+    'black'
+    """
+    axes.imshow(np.asarray(pixels), interpolation="nearest", vmin=low, vmax=high, cmap=scale)
+    axes.set_title(title, fontsize=11, loc="left")
+    axes.set_axis_off()
+    return axes
+
+
+def similar_first(matrix: Any) -> np.ndarray:
+    """Return an order in which neighbours correlate: the leaves of a hierarchical clustering.
+
+    Inputs are close if their rows are alike: then they correlate with the same others in the same way.
+
+    >>> block = np.kron(np.eye(2), np.ones((2, 2)))[[0, 2, 1, 3]][:, [0, 2, 1, 3]]
+    >>> order = similar_first(block)
+    >>> float(np.abs(np.diff(block[order][:, order], axis=0)).sum())  # one border, two blocks
+    4.0
+    """
+    from scipy.cluster.hierarchy import leaves_list, linkage
+
+    rows = np.nan_to_num(np.asarray(matrix, np.float64))
+    if len(rows) < 3:
+        return np.arange(len(rows))
+    # The best order of the leaves takes seconds for more.
+    return leaves_list(linkage(rows, "average", optimal_ordering=len(rows) <= 512))
+
+
+def strongest(matrix: Any) -> float:
+    """Return the end of a scale that shows a correlation matrix: 99 % of the pairs stay below it.
+
+    The diagonal, which is 1 whatever the others are, does not count.
+
+    >>> strongest(np.full((4, 4), 0.15) + 0.85 * np.eye(4))
+    0.2
+    """
+    values = abs(np.nan_to_num(np.asarray(matrix)))
+    pairs = values[~np.eye(len(values), dtype=bool)]
+    high = float(np.quantile(pairs, 0.99)) if pairs.size else 1.0
+    return next((step for step in (0.05, 0.1, 0.2, 0.3, 0.5, 0.7) if step >= high), 1.0)
+
+
+def posterior_correlation(axes: Axes, matrix: Any) -> Axes:
+    """Draw a correlation matrix of a posterior, inputs in the order of ``similar_first``.
+
+    Blue is together, orange opposed; the scale ends at ``strongest``.
+
+    Args:
+        axes: to draw into, square.
+        matrix: (m, m), such as the correlation of ``lpbnn.posterior(model)``.
+
+    >>> posterior_correlation(_axes(), np.eye(4)).get_xlabel()
+    'inputs, ordered'
+    """
+    matrix = np.nan_to_num(np.asarray(matrix, np.float64))
+    order, top, size = similar_first(matrix), strongest(matrix), len(matrix)
+    shown = matrix[order][:, order]
+    ends = (0.5, size + 0.5, size + 0.5, 0.5)
+    look: dict[str, Any] = {"cmap": DIVERGING, "vmin": -top, "vmax": top, "extent": ends}
+    axes.imshow(shown, interpolation="none", **look)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_ticks((1, size))
+    axes.set_xlabel("inputs, ordered", labelpad=-6)
+    axes.set_ylabel("inputs, ordered", labelpad=-14)
+    below = axes.inset_axes((0.15, -0.2, 0.7, 0.035))
+    ramp = np.linspace(-top, top, 256)[None]
+    below.imshow(ramp, aspect="auto", cmap=DIVERGING, extent=(-top, top, 0, 1))
+    below.set(yticks=(), xticks=(-top, 0, top), xticklabels=(f"−{top:g}", "0", f"+{top:g}"))
+    below.spines["left"].set_visible(False)
+    return axes
+
+
+def posterior_factors(axes: Axes, mean: Any, std: Any, *, color: Any = None) -> Axes:
+    """Draw some inputs of a layer: each member's factor, and one standard deviation of a draw.
+
+    Args:
+        axes: to draw into.
+        mean: (J, m), the factors of J members.
+        std: (J, m), standard deviations of the draws.
+        color: of all members.
+
+    >>> posterior_factors(_axes(), np.ones((2, 5)), np.full((2, 5), 0.1)).get_xlabel()
+    'inputs of the layer'
+    """
+    color = _color(axes, color)
+    mean, std = np.asarray(mean), np.asarray(std)
+    number, inputs = mean.shape
+    for place in range(0, inputs, 2):
+        axes.axvspan(place - 0.5, place + 0.5, color=_line(), alpha=0.45, linewidth=0)
+    for member in range(number):
+        x = np.arange(inputs) + (member - (number - 1) / 2) * 0.7 / number
+        low, high = mean[member] - std[member], mean[member] + std[member]
+        axes.vlines(x, low, high, color=color, alpha=0.45, linewidth=2)
+        (dots,) = axes.plot(x, mean[member], ".", color=color, markersize=5)
+        told(dots, f"member {member + 1}")
+    axes.axhline(1, color=_muted(), linewidth=0.9, dashes=(3, 3), zorder=0)
+    axes.set_xlim(-0.7, inputs - 0.3)
+    axes.set_xticks(())
+    axes.locator_params(axis="y", nbins=5)
+    axes.set_xlabel("inputs of the layer", labelpad=6)
+    above(axes, "factor r̂")
+    return axes
+
+
+def curve(
+    axes: Axes,
+    x: Any,
+    mean: Any,
+    std: Any = None,
+    *,
+    color: Any = None,
+    label: str = "model",
+    names: Sequence[str] = (),
+    **look: Any,
+) -> Axes:
+    """Draw a line with a band of one standard deviation: a loss by epochs, accuracy by severity.
+
+    Args:
+        axes: to draw into.
+        x: (P,).
+        mean: (P,).
+        std: (P,), NaN where it is not known; None for no band.
+        color: of line and band.
+        label: of the model, for the mark's title.
+        names: what the values of x are called in that title; none for numbers.
+        look: of matplotlib's ``plot``.
+
+    >>> len(curve(_axes(), [0, 1, 2], [0.9, 0.8, 0.6], [0.1, 0.1, 0.2]).collections)
+    1
+    """
+    color = _color(axes, color)
+    x, mean = np.asarray(x, np.float64), np.asarray(mean, np.float64)
+    if std is not None:
+        reach = np.asarray(std, np.float64)
+        axes.fill_between(x, mean - reach, mean + reach, color=color, alpha=0.13, linewidth=0)
+    (line,) = axes.plot(x, mean, color=color, **{"linewidth": 1.8, **look})
+    names = names or [f"{value:g}" for value in x]
+    some = np.unique(np.linspace(0, len(x) - 1, min(6, len(x))).round().astype(int))
+    told(line, f"{label}: " + ", ".join(f"{names[i]}: {mean[i]:.4g}" for i in some))
+    return axes
+
+
+def trade_off(
+    axes: Axes,
+    x: float,
+    y: float,
+    x_std: float = 0.0,
+    y_std: float = 0.0,
+    *,
+    color: Any = None,
+    marker: str = "o",
+    label: str = "model",
+) -> Axes:
+    """Draw one model as a point with a bar of one standard deviation in both directions.
+
+    Args:
+        axes: to draw into; call it once for each model.
+        x: such as the cost, or the accuracy.
+        y: such as the ECE.
+        x_std: over seeds.
+        y_std: over seeds.
+        color: of point and bars.
+        marker: of the point.
+        label: title of the mark.
+
+    >>> len(trade_off(_axes(), 97.5, 0.02, 0.3, 0.001).lines)
+    1
+    """
+    bars = {"color": _color(axes, color), "alpha": 0.45, "linewidth": 1.6}
+    axes.hlines(y, x - x_std, x + x_std, **bars)
+    axes.vlines(x, y - y_std, y + y_std, **bars)
+    (dot,) = axes.plot(x, y, marker, color=bars["color"], markersize=5.5, zorder=4)
+    told(dot, label)
+    return axes
+
+
+def name_beside(
+    axes: Axes,
+    names: Sequence[str],
+    places: Sequence[tuple[float | None, float]],
+    colors: Sequence[Any],
+    markers: Sequence[str],
+) -> Axes:
+    """Write names to the right of what they name, pushed apart, each with a dotted thread to it.
+
+    Args:
+        axes: whose limits are set.
+        names: one for each model.
+        places: x and y of each; without an x there is no thread.
+        colors: of each.
+        markers: of each.
+
+    >>> axes = _axes()
+    >>> len(name_beside(axes, ["a", "b"], [(1, 0.5), (None, 0.5)], ["r", "g"], "os").texts)
+    2
+    """
+    box = axes.get_window_extent()
+    pixel = 72 / axes.figure.dpi
+    to_axes, to_data = axes.transAxes.inverted(), axes.transData
+    up, across = 1 / (box.height * pixel), 1 / (box.width * pixel)
+    low, high = axes.get_ylim()
+    heights = [
+        float(
+            to_axes.transform(to_data.transform((x or axes.get_xlim()[0], min(max(y, low), high))))[
+                1
+            ]
+        )
+        for x, y in places
+    ]
+    apart = push_apart(heights, 13 * up, 7 * up, 1.0)
+    beside = {"transform": axes.transAxes, "clip_on": False}
+    for name, (x, y), place, color, marker in zip(
+        names, places, apart, colors, markers, strict=True
+    ):
+        if x is not None:
+            start, height = to_axes.transform(to_data.transform((x, min(max(y, low), high))))
+            ends = [start + 4 * across, 1 + 6 * across, 1 + 13 * across]
+            # Thin, grey and dotted: a solid one in the model's colour reads as an error bar.
+            thread = {"color": _muted(), "linewidth": 0.8, "dashes": (1, 2.5), "zorder": 1}
+            axes.plot(ends, [height, place, place], **thread, **beside)
+        shape = {"marker": marker, "color": color, "markersize": 4.5}
+        axes.plot(1 + 18 * across, place, **shape, **beside)
+        axes.text(1 + 24 * across, place, name, va="center", ha="left", **beside)
+    return axes
+
+
+def push_apart(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Return the places at least ``gap`` apart, moved as little as their order and bounds allow.
+
+    >>> push_apart([5.0, 5.0, 1.0], gap=1.0, low=0.0, high=10.0)
+    [4.5, 5.5, 1.0]
+    >>> push_apart([10.0, 10.0], gap=1.0, low=0.0, high=10.0)
+    [9.0, 10.0]
+    """
+    from scipy.optimize import isotonic_regression
+
+    if not places:
+        return []
+    order = np.argsort(places, kind="stable")
+    gap = min(gap, (high - low) / max(1, len(places) - 1))
+    steps = gap * np.arange(len(places))
+    # Places less their steps may only rise: the nearest such numbers are an isotonic regression.
+    fitted = isotonic_regression(np.asarray(places, np.float64)[order] - steps).x
+    found = np.empty(len(places))
+    found[order] = fitted.clip(low, high - steps[-1]) + steps
+    return found.tolist()
+
+
+def told(artist: Artist, text: str) -> None:
+    """Let a mark show ``text`` in the report where the pointer rests on it."""
+    artist.set_gid(TITLE + text)
+
+
+def above(axes: Axes, text: str) -> None:
+    """Write what the y axis is above it, where it can be read without turning the head."""
+    place = {"transform": axes.transAxes, "va": "bottom", "ha": "left"}
+    axes.text(0, 1.04, text, color=_muted(), **place)
+
+
+def _share_ticks(axis: Any) -> None:
+    axis.set_ticks((0, 0.5, 1), ("0", ".5", "1"))
+
+
+def _flat(values: Any) -> np.ndarray:
+    return np.asarray(values, np.float64).reshape(-1)
+
+
+def _color(axes: Axes, color: Any) -> Any:
+    """Return the colour that is given, or the next of the axes' cycle."""
+    if color is not None:
+        return color
+    (line,) = axes.plot([], [])
+    line.remove()
+    return line.get_color()
+
+
+def _ink() -> str:
+    return mpl.rcParams["text.color"]
+
+
+def _muted() -> str:
+    return mpl.rcParams["axes.labelcolor"]
+
+
+def _line() -> str:
+    return mpl.rcParams["grid.color"]
+
+
+def _axes() -> Axes:
+    """Axes for the examples of this module."""
+    from matplotlib.figure import Figure
+
+    return Figure().subplots()
