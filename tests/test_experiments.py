@@ -110,7 +110,7 @@ def test_diversity_shows_the_runs_of_the_demo(tmp_path: Path, console: Console) 
     texts = ("digits, lenet, 12 epochs", "Ratio-error", "paper 0.8390", "supplementary A.5")
     for text in (*texts, "lower is more diverse"):
         assert text in shown
-    assert "What the members say" in (tmp_path / "d.html").read_text()
+    assert "Members should agree" in (tmp_path / "d.html").read_text()
 
 
 def test_table1_is_the_papers_setting_by_preset() -> None:

@@ -16,7 +16,7 @@ LEVELS = [
     {"likelihoods", "metrics", "backbones", "data"},
     {"members", "kernels", "convert", "model", "rank_one", "prediction", "predict", "check"},
     {"methods", "build"},
-    {"calibration", "estimators"},
+    {"calibration", "estimators", "plots"},
     {"training"},
     {"experiments", "report"},
     {"cli", "__main__"},

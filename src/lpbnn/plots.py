@@ -256,10 +256,16 @@ def member_bars(
     across = np.tile([left, left + classes, np.nan], len(chosen))
     axes.plot(across, feet, color=_line(), linewidth=0.8, zorder=0, clip_on=False)
     turned = max(map(len, names)) > 2
-    turn = {"rotation": 90 if turned else 0, "ha": "center", "va": "top", "fontsize": 8.5}
+    turn: dict[str, Any] = {
+        "rotation": 90 if turned else 0,
+        "ha": "center",
+        "va": "top",
+        "fontsize": 8.5,
+    }
     for place, name in enumerate(names):
-        bold = {"weight": "bold", "color": _ink()} if place == truth else {"color": _muted()}
-        axes.text(left + place + 0.5, -0.04, name, **turn, **bold)
+        text = axes.text(left + place + 0.5, -0.04, name, **turn)
+        text.set(weight="bold" if place == truth else "normal")
+        text.set(color=_ink() if place == truth else _muted())
     axes.set(xlim=(min(left, axes.get_xlim()[0]), left + classes), ylim=(0, 1))
     axes.set_axis_off()
     return axes

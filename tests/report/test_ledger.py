@@ -87,10 +87,10 @@ def test_figures_are_kept_of_the_first_seed(make: Make, ledger: Path, tmp_path: 
         np.testing.assert_array_equal(array, before[name])
     assert Run.read(files[1]).arrays == {}
     page = write_report(files, tmp_path / "report.html").read_text()
-    assert "What the members say" in page
+    assert "Members should agree" in page
     assert "the drawings show those with predictions" in page
-    assert f"content(&#x27;{ledger.resolve() / first.name}.json&#x27;)" in page
-    assert f"{ledger.resolve() / first.name}-again&#x27;" in page
+    assert f"content(&#39;{ledger.resolve() / first.name}.json&#39;)" in page
+    assert f"{ledger.resolve() / first.name}-again&#39;" in page
     (ledger / f"{first.name}.npz").write_bytes(b"PK")
     with pytest.raises(RunError, match=r"is damaged.*Fix: keep the run again"):
         _ = Run.read(files[0]).arrays

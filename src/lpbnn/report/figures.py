@@ -330,7 +330,8 @@ def score_samples(group: Group, name: str) -> tuple[np.ndarray, np.ndarray] | No
     if not runs:
         return None
     inside, outside = (
-        np.concatenate([_scores(run, where) for run in runs]) for where in ("test", f"ood/{name}")
+        np.concatenate([s for run in runs if (s := _scores(run, where)) is not None])
+        for where in ("test", f"ood/{name}")
     )
     if group.runs[0].data.task == "regression":  # scores are variances of the standardised target
         scale = group.runs[0].data.target_std
@@ -415,7 +416,7 @@ def predictions(groups: Sequence[Group]) -> Panels | None:
     if any(test.x is None for _, test in found):
         for group, test in found:
             with drawing(204, 196, f"Predictions of {group.label} against the targets") as d:
-                look = {"color": colour(group.index), "label": group.label}
+                look: dict[str, Any] = {"color": colour(group.index), "label": group.label}
                 plots.parity(d.axes(36, 8, 160, 150), *test[:3], **look)
             drawn[group.label] = d.svg
         return _panels(groups, drawn, "rmse", about={"curve": False})
