@@ -1,0 +1,340 @@
+r"""ABNN: Gaussian noise on the scales of the norms makes a trained network Bayesian in a few epochs.
+
+.. math::
+    h = \gamma_j (1 + \sigma \epsilon) \odot \frac{u - \mathrm{mean}(u)}{\mathrm{std}(u)} + \beta_j, \quad
+    \epsilon \sim N(0, I), \quad p(y|x) = \tfrac1J \sum_j p(y|x, W, \gamma_j, \beta_j, \epsilon_j)
+
+    L = \tfrac1J \sum_j \overline{- \eta_{j, y} \log p(y|x, W, \gamma_j, \beta_j, \epsilon_j)}
+
+for every batch, layer, group, instance and RMS norm of the network that has a scale. :math:`\eta_{j, c}` is
+``class_weight`` for :math:`\lfloor \sqrt K \rfloor` of the K classes, drawn for each member when the model
+is built, and 1 for the others: it leads the members to different modes. Build the model from a trained
+network, train it for a few epochs at a small learning rate, and predict with several draws.
+
+Where this differs from the released code (torch-uncertainty), which fine-tunes J whole networks and draws
+:math:`\epsilon` for every activation: here the members share all weights but :math:`\gamma_j` and
+:math:`\beta_j`, and run as rows of one batch; a member of a prediction is one network, with one
+:math:`\epsilon` per channel; every norm is taken, not batch norm alone; the network as it was given is no
+additional member; a likelihood without classes has no :math:`\eta`; a network without norms has noise on
+the outputs of its layers, :math:`\gamma_j (1 + \sigma \epsilon) \odot W u + b_j` with :math:`\gamma_j = 1`
+before training.
+
+Franchi, Laurent, Leguery, Bursuc, Pilzer, Yao: Make me a BNN: a simple strategy for estimating Bayesian
+uncertainty from pre-trained models, CVPR 2024.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from lpbnn.convert.checks import RUNNING_NORMS, TRANSPOSED, find_hidden_references, widths
+from lpbnn.convert.convert import convert, disable_fused_paths, replace_modules
+from lpbnn.convert.wrapper import Guarded, Wrapper
+from lpbnn.likelihoods import Categorical, require_row_weights, require_targets, weighted_mean
+from lpbnn.members.ensemble import MemberEnsemble
+from lpbnn.members.passes import MemberPass, PassSlot
+from lpbnn.members.rows import BatchMode, expand_tree, gather, row_weights
+from lpbnn.methods._options import Count, DataCount, NonNegative, Options, Positive
+from lpbnn.model import (
+    Terms,
+    UncertainModel,
+    as_call,
+    batch_size,
+    noise_scale_value,
+    total,
+    two_groups,
+)
+
+CHANNELS_LAST = (nn.LayerNorm, nn.RMSNorm)
+NORMS = (*RUNNING_NORMS, nn.GroupNorm, *CHANNELS_LAST)
+MAX_CLASSES = 4096  # for which classes to emphasise are drawn; later ones are not emphasised
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(Options):
+    """Options of abnn."""
+
+    members: Count = 4  # J, copies of the norms' scales and shifts
+    std: NonNegative = 0.1  # sigma, of the noise
+    class_weight: Positive = 2.0  # eta of the classes that a member emphasises; 1: none
+    batch_mode: BatchMode = "split"  # in training: "split" the batch among members, or "repeat" it
+    # unused: there is no KL; accepted so that methods can be swapped
+    num_data: DataCount | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Affines:
+    """The scales and shifts of every norm for M members, with noise: (M, ...) each."""
+
+    scales: list[Tensor]
+    shifts: list[Tensor | None]
+
+    @property
+    def count(self) -> int:
+        return len(self.scales[0])
+
+    def take(self, start: int, count: int) -> "Affines":
+        """Return ``count`` members, from ``start`` on."""
+        part = slice(start, start + count)
+        shifts = [None if shift is None else shift[part] for shift in self.shifts]
+        return Affines([scale[part] for scale in self.scales], shifts)
+
+
+class NoisyScale(Wrapper):
+    """A norm whose scale and shift are a member's own, the scale with noise; rows are member-major.
+
+    The wrapped norm keeps its statistics; its scale and shift move here, once per member. A layer in a norm's
+    place keeps its weight; its shift is its bias, and its scale starts at 1.
+
+    Args:
+        layer: a norm with a scale, or a Linear or (transposed) convolution.
+        members: J.
+        std: standard deviation of the noise, relative to the scale.
+        path: the norm's path in the network.
+
+    Example:
+        >>> norm = NoisyScale(nn.LayerNorm(3), members=2, std=0.1)
+        >>> tuple(norm(torch.randn(10, 3)).shape)  # five examples for each of the two members
+        (10, 3)
+    """
+
+    added = "the noise"
+    member_scale: nn.Parameter
+    member_shift: nn.Parameter | None
+
+    def __init__(self, layer: nn.Module, members: int, std: float, path: str = "") -> None:
+        super().__init__(layer, path)
+        self.members, self.std = members, std
+        self.channels_last = isinstance(layer, CHANNELS_LAST)
+        weight, bias = layer._parameters.get("weight"), layer._parameters.get("bias")
+        if weight is None:
+            raise ValueError(
+                f"{path or type(layer).__name__!r} computes its weight itself (parametrised, or with weight or "
+                "spectral norm), so no scale can be merged into it. Fix: a network with norms."
+            )
+        self.is_norm = isinstance(layer, NORMS)
+        scale = weight.detach()
+        if self.is_norm:
+            layer._parameters["weight"] = None
+        else:
+            scale = scale.new_ones(widths(layer)[1])
+        self.member_scale = nn.Parameter(torch.stack([scale] * members), weight.requires_grad)
+        self.register_parameter("member_shift", None)
+        if bias is not None:
+            self.member_shift = nn.Parameter(
+                torch.stack([bias.detach()] * members), bias.requires_grad
+            )
+            layer._parameters["bias"] = None
+        self.slot, self.index = PassSlot(), 0  # the model replaces both
+
+    def __getattr__(self, name: str) -> Any:
+        moved = {"weight": "member_scale", "bias": "member_shift"}
+        if name in moved and self.__dict__.get("_modules", {}).get("layer") is not None:
+            copies = self._parameters.get(moved[name])
+            if copies is not None and getattr(self.layer, name) is None:
+                return Guarded(copies.detach()[0], self._refusal(name))
+        return super().__getattr__(name)
+
+    def extra_repr(self) -> str:
+        return f"members={self.members}, std={self.std}"
+
+    def sample(
+        self, samples: int, noise_scale: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Sample the scale and return it with the shift, (samples * J, ...), sample-major."""
+        scale = _repeat(self.member_scale, samples)
+        shift = None if self.member_shift is None else _repeat(self.member_shift, samples)
+        noise = self.std * torch.randn_like(scale)
+        if noise_scale is not None:
+            noise = noise * noise_scale.to(noise)
+        return scale * (1 + noise), shift
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        state: MemberPass | None = self.slot.get()
+        if state is None:
+            scale, shift = self.sample(1)
+        else:
+            scale, shift = state.sampled.scales[self.index], state.sampled.shifts[self.index]
+        count = len(scale)
+        if x.shape[0] % count:
+            raise ValueError(
+                f"{self.path!r} got {x.shape[0]} rows for {count} members; rows are member-major and a "
+                "multiple of the members. Call the built model."
+            )
+        rows = gather(self.layer(x, *args, **kwargs), count)
+        shape = [count, *(1,) * (rows.dim() - 1)]
+        if self.channels_last:
+            shape[-(scale.dim() - 1) :] = scale.shape[1:]
+        else:
+            shape[2] = scale.shape[1]
+        rows = rows * scale.view(shape).to(rows.dtype)
+        if shift is not None:
+            rows = rows + shift.view(shape).to(rows.dtype)
+        return rows.flatten(0, 1)
+
+    def restore(self) -> nn.Module:
+        """Return the layer with the mean of the members' scales and shifts."""
+        scale = _mean(self.member_scale)
+        if self.is_norm:
+            self.layer.weight = scale
+        elif bool((scale != 1).any()):  # a tied weight stays tied where nothing was learned
+            weight: Any = self.layer.weight
+            groups = self.layer.groups if isinstance(self.layer, TRANSPOSED) else None
+            if groups is None:
+                merged = weight * scale.view(-1, *(1,) * (weight.dim() - 1))
+            else:  # (inputs, outputs of a group, ...)
+                by_group = weight.unflatten(0, (groups, -1))
+                factor = scale.view(groups, 1, -1, *(1,) * (weight.dim() - 2))
+                merged = (by_group * factor).flatten(0, 1)
+            self.layer.weight = nn.Parameter(merged.detach(), weight.requires_grad)
+        if self.member_shift is not None:
+            self.layer.bias = _mean(self.member_shift)
+        return super().restore()
+
+
+def _repeat(copies: Tensor, samples: int) -> Tensor:
+    """Return (samples * J, ...), sample-major."""
+    return copies.repeat(samples, *(1,) * (copies.dim() - 1))
+
+
+def _mean(copies: nn.Parameter) -> nn.Parameter:
+    """Return the mean over members; equal copies come back to the last bit."""
+    first = copies[0]
+    return nn.Parameter((first + (copies - first).mean(0)).detach(), copies.requires_grad)
+
+
+class ABNN(MemberEnsemble):
+    """J members that share a network except for the scales and shifts of its norms.
+
+    Args:
+        net: a network whose norms, or layers, are ``NoisyScale``.
+        config: the options.
+        model_options: ``likelihood`` (any) and ``readout``.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
+        >>> model = build(net, Config())
+        >>> sorted(model.loss(torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])))
+        ['loss', 'nll']
+        >>> tuple(model(torch.randn(5, 4)).shape)  # (members, batch, classes)
+        (4, 5, 3)
+    """
+
+    noise_scale: Tensor  # multiplies sigma in every draw
+    class_order: Tensor  # (J, MAX_CLASSES): the lowest numbers are of the classes to emphasise
+
+    def __init__(self, net: nn.Module, config: Config, **model_options: Any) -> None:
+        super().__init__(net, **model_options)
+        self.config, self.members = config, config.members
+        self.norms = [module for module in net.modules() if isinstance(module, NoisyScale)]
+        for index, norm in enumerate(self.norms):
+            norm.slot, norm.index = self.slot, index
+        device = self.norms[0].member_scale.device
+        self.register_buffer("noise_scale", torch.ones((), device=device))
+        order = torch.stack([torch.randperm(MAX_CLASSES) for _ in range(self.members)])
+        self.register_buffer("class_order", order.to(device))
+
+    def is_converted(self, module: nn.Module) -> bool:
+        return isinstance(module, NoisyScale)
+
+    def set_noise_scale(self, scale: float) -> None:
+        self.noise_scale.fill_(noise_scale_value(scale))
+
+    def sample(self, samples: int = 1) -> Affines:
+        """Sample the scales of every norm for ``samples`` draws of every member."""
+        drawn = [norm.sample(samples, self.noise_scale) for norm in self.norms]
+        return Affines([scale for scale, _ in drawn], [shift for _, shift in drawn])
+
+    def probe(self, count: int) -> Affines:
+        generator = torch.Generator().manual_seed(0)
+
+        def near_one(like: Tensor) -> Tensor:
+            values = 0.75 + 0.5 * torch.rand(count, *like.shape[1:], generator=generator)
+            return values.to(like)
+
+        shifts = [norm.member_shift for norm in self.norms]
+        return Affines(
+            [near_one(norm.member_scale) for norm in self.norms],
+            [None if shift is None else near_one(shift) - 1 for shift in shifts],
+        )
+
+    def loss(self, x: Any, y: Any, weight: Tensor | None = None) -> Terms:
+        self.likelihood.check_batch(x, y)
+        args, kwargs = as_call(x)
+        batch, members = batch_size(args, kwargs), self.members
+        self.ensure_checked(members, args, kwargs)
+        mode = self.config.batch_mode if self.training else "repeat"
+        if self.independent_rows is False:
+            mode = "repeat"  # examples that depend on each other stay together
+            batch = len(tree_leaves(y)[0])
+        require_targets(y, batch)
+        require_row_weights(weight, batch)
+        outputs = self.run(self.sample(), args, kwargs, mode)
+        targets, weight = expand_tree((y, weight), batch, members, mode)
+        once = row_weights(batch, members, mode, tree_leaves(outputs)[0].device)
+        weights = weight if once is None else once if weight is None else once * weight
+        likelihood = self.likelihood
+        soft = tree_leaves(targets)[0].is_floating_point()
+        if soft or not isinstance(likelihood, Categorical) or not self.training:
+            return total(**likelihood.nll_terms(outputs, targets, weights))
+        cells, counts = likelihood.nll(outputs, targets), likelihood.weights(targets)
+        emphasis = self.emphasis(targets, outputs.shape[likelihood.dim]).to(cells.dtype)
+        if weights is not None:
+            emphasis = emphasis * weights.to(cells.dtype).view(-1, *(1,) * (cells.dim() - 1))
+        return total(nll=weighted_mean((cells * emphasis).sum(), (counts * emphasis).sum()))
+
+    def emphasis(self, labels: Tensor, classes: int) -> Tensor:
+        """Return eta for the labels of all rows, (rows, ...), member-major."""
+        order = self.class_order[:, :classes]
+        chosen = order.argsort(1)[:, : math.isqrt(classes)]
+        eta = torch.ones(self.members, max(classes, order.shape[1]), device=labels.device)
+        eta.scatter_(1, chosen, self.config.class_weight)
+        rows = labels.long().clamp(0, classes - 1).view(self.members, -1)  # ignored labels count 0
+        return eta.gather(1, rows).view(labels.shape)
+
+    def parameter_groups(
+        self, weight_decay: float = 0.0, lr: float | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the scales and shifts of the members without weight decay, and the others with it."""
+        moved = [(norm.member_scale, norm.member_shift) for norm in self.norms]
+        fast = {id(p): p for pair in moved for p in pair if p is not None}
+        slow = [p for p in self.parameters() if id(p) not in fast]
+        return two_groups(slow, list(fast.values()), weight_decay, lr, 1.0)
+
+
+def build(net: nn.Module, config: Config, **model_options: Any) -> UncertainModel:
+    """Put noise on the norms of ``net``, in place; on its layers, if it has no norms.
+
+    Args:
+        net: a trained network.
+        config: the options.
+        model_options: ``likelihood`` (any) and ``readout``.
+    """
+    if any(isinstance(module, NoisyScale) for module in net.modules()):
+        raise ValueError("the network has been built as abnn already. Call lpbnn.undo first.")
+    found = {
+        path: module
+        for path, module in net.named_modules()
+        if path and isinstance(module, NORMS) and module._parameters.get("weight") is not None
+    }
+    if not found:
+        convert(net, lambda layer, path: NoisyScale(layer, config.members, config.std, path))
+        return ABNN(net, config, **model_options)
+    hidden = find_hidden_references(net)
+    for path, module in found.items():
+        if id(module) in hidden:
+            raise ValueError(
+                f"{path!r} is also kept in the plain attribute {hidden[id(module)]!r}, where it cannot be "
+                "replaced. Use nn.ModuleList or nn.ModuleDict there."
+            )
+    made = {
+        id(module): NoisyScale(module, config.members, config.std, path)
+        for path, module in found.items()
+    }
+    replace_modules(net, made)
+    disable_fused_paths(net, list(found))
+    return ABNN(net, config, **model_options)
