@@ -1,17 +1,21 @@
-"""Metrics with their conventions written down: calibration, detection, segmentation, diversity.
+r"""Metrics with their conventions written down: calibration, detection, segmentation, diversity.
 
-Each metric is a function for data at hand and a streaming ``torchmetrics.Metric`` for data in
-batches; both give the same number. The classes named ``...Metrics`` compute a family in one pass
-and return ``dict[str, float]``; the others return a scalar tensor. :data:`METRICS` says what each
-key means and which way is better.
+Most metrics are a function for data at hand and a streaming ``torchmetrics.Metric`` for data in
+batches; both give the same number. Those that sort all data, or compare all members, are functions
+only. The classes named ``...Metrics`` compute a family in one pass and return ``dict[str, float]``;
+the others return a scalar tensor. :data:`METRICS` says what each key means and which way is better.
 
 =========================  ========================================================================
 classification             accuracy, NLL, Brier                        probs (N, C), labels (N,)
 calibration                ECE, reliability diagram, cA / cE           probs (N, C), labels (N,)
+\                          adaptive and classwise ECE                  (functions only)
+selective prediction       risk-coverage curve, AURC, AUGRC            uncertainty, losses (N,)
+prediction sets            coverage, size                              sets (N, C), labels (N,)
 detection, pooled          AUROC, AUPR, FPR95; OOD is positive         scores, is_ood (same shape)
 segmentation               mIoU, per-image and pooled detection        maps (N, C, H, W) or (N, H, W)
 diversity                  ratio-error, Q, correlation, disagreement   members (S, N, C), labels (N,)
 regression                 mixture NLL, RMSE, coverage                 means, variances (S, N)
+\                          CRPS, quantile calibration                  (functions only)
 =========================  ========================================================================
 
 Nothing to average, one class only, NaN, labels out of range, rows that do not sum to one: all raise
@@ -22,7 +26,15 @@ every confidence, its AUROC squashes scores through a sigmoid, and both check va
 sync per batch; so the counting is ours.
 """
 
-from lpbnn.metrics.calibration import ECE, ReliabilityBins, corruption_means, ece, reliability
+from lpbnn.metrics.calibration import (
+    ECE,
+    ReliabilityBins,
+    adaptive_ece,
+    classwise_ece,
+    corruption_means,
+    ece,
+    reliability,
+)
 from lpbnn.metrics.classification import (
     NLL,
     Accuracy,
@@ -42,8 +54,18 @@ from lpbnn.metrics.diversity import (
 )
 from lpbnn.metrics.info import METRICS, MetricInfo
 from lpbnn.metrics.pooled import PooledDetectionMetrics
-from lpbnn.metrics.regression import RegressionMetrics, coverage, mixture_nll, rmse
+from lpbnn.metrics.regression import (
+    RegressionMetrics,
+    coverage,
+    crps,
+    mixture_nll,
+    quantile_calibration,
+    quantile_error,
+    rmse,
+)
 from lpbnn.metrics.segmentation import ImageDetectionMetrics, MeanIoU, miou, pixel_detection
+from lpbnn.metrics.selective import RiskCoverage, augrc, aurc, risk_coverage
+from lpbnn.metrics.sets import interval_coverage, set_coverage, set_size
 
 __all__ = [
     "AUPR",
@@ -63,22 +85,34 @@ __all__ = [
     "PooledDetectionMetrics",
     "RegressionMetrics",
     "ReliabilityBins",
+    "RiskCoverage",
     "accuracy",
+    "adaptive_ece",
+    "augrc",
     "aupr",
+    "aurc",
     "auroc",
     "brier",
+    "classwise_ece",
     "correlation",
     "corruption_means",
     "coverage",
+    "crps",
     "disagreement",
     "ece",
     "fpr95",
+    "interval_coverage",
     "miou",
     "mixture_nll",
     "nll",
     "pixel_detection",
     "q_statistic",
+    "quantile_calibration",
+    "quantile_error",
     "ratio_error",
     "reliability",
+    "risk_coverage",
     "rmse",
+    "set_coverage",
+    "set_size",
 ]

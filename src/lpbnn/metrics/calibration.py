@@ -105,6 +105,63 @@ def reliability(
     return base.seen_once(metric, probs, labels).reliability()
 
 
+def adaptive_ece(
+    probs: Tensor, labels: Tensor, *, num_bins: int = 15, ignore_index: base.IgnoreIndex = None
+) -> float:
+    r"""ECE with bins of equally many examples, in the order of confidence.
+
+    Equal-width bins of a sure classifier are nearly all empty, and its ECE is that of one bin; these are
+    not. All data are sorted, so there is no streaming version.
+
+    Nguyen, O'Connor: Posterior calibration and exploratory analysis for natural language processing
+    models, EMNLP 2015.
+
+    >>> probs = torch.tensor([[0.8, 0.2], [0.9, 0.1]])
+    >>> round(
+    ...     adaptive_ece(probs, torch.tensor([0, 1]), num_bins=2), 4
+    ... )  # |1 - 0.8| / 2 + |0 - 0.9| / 2
+    0.55
+    """
+    probs, labels = _checked_rows(probs, labels, num_bins, ignore_index)
+    confidence, predicted = probs.max(1)
+    confidence, order = confidence.sort()
+    gaps = (predicted == labels)[order].double() - confidence
+    parts = gaps.tensor_split(min(num_bins, len(gaps)))
+    return sum(abs(float(part.sum())) for part in parts) / len(gaps)
+
+
+def classwise_ece(
+    probs: Tensor, labels: Tensor, *, num_bins: int = 15, ignore_index: base.IgnoreIndex = None
+) -> float:
+    r"""ECE of the probability of every class, not of the largest one alone; mean over the classes.
+
+    .. math:: \frac1C \sum_c \sum_b \frac{|B_{bc}|}{N} \left|\mathrm{freq}_c(B_{bc}) -
+              \overline{p_c}(B_{bc})\right|
+
+    Kull et al.: Beyond temperature scaling, NeurIPS 2019.
+
+    >>> round(classwise_ece(torch.tensor([[0.8, 0.2], [0.8, 0.2]]), torch.tensor([0, 1])), 4)
+    0.3
+    """
+    probs, labels = _checked_rows(probs, labels, num_bins, ignore_index)
+    edges = bin_edges(num_bins, probs.dtype, probs.device)
+    total = 0.0
+    for c in range(probs.shape[1]):
+        own = probs[:, c].contiguous()
+        bins = torch.bucketize(own, edges).sub_(1).clamp_(0, num_bins - 1)
+        total += float(base.tally(bins, (labels == c).double() - own, num_bins).abs().sum())
+    return total / probs.numel()
+
+
+def _checked_rows(
+    probs: Tensor, labels: Tensor, num_bins: int, ignore_index: base.IgnoreIndex
+) -> tuple[Tensor, Tensor]:
+    """Return float64 rows (N, C) and labels (N,) that count, of the inputs of :func:`ece`."""
+    base.seen_once(ECE(num_bins=num_bins, ignore_index=ignore_index), probs, labels).require_valid()
+    counted = base.kept(labels, ignore_index)
+    return probs.detach().movedim(1, -1)[counted].double(), labels[counted].long()
+
+
 def corruption_means(results: Iterable[Mapping[str, float]]) -> dict[str, float]:
     r"""cA and cE: accuracy and ECE averaged over the corruption sets, each set counting once.
 

@@ -153,3 +153,86 @@ def coverage(means: Tensor, variances: Tensor, targets: Tensor, *, level: float 
     """
     metric = RegressionMetrics(level=level)
     return base.seen_once(metric, means, variances, targets).compute()["coverage"]
+
+
+def crps(means: Tensor, variances: Tensor, targets: Tensor) -> float:
+    r"""Continuous ranked probability score of the mixture, in the unit of the targets; lower is better.
+
+    .. math:: E|X - y| - \tfrac12 E|X - X'| = \int (F(x) - [y \le x])^2 \, dx
+
+    The expectations have closed forms for a mixture of Gaussians; the second one compares all pairs of
+    members. A prediction without variance has its absolute error.
+
+    Gneiting, Raftery: Strictly proper scoring rules, prediction, and estimation, JASA 2007.
+
+    >>> round(
+    ...     crps(torch.zeros(1, 1), torch.ones(1, 1), torch.zeros(1)), 4
+    ... )  # (sqrt 2 - 1) / sqrt pi
+    0.2337
+    """
+    means, variances, targets = _checked_mixture(means, variances, targets)
+    error = _mean_distance(targets - means, variances).mean(0)
+    spread = torch.zeros_like(error)
+    for mean, variance in zip(means, variances, strict=True):
+        spread += _mean_distance(mean - means, variance + variances).mean(0)
+    return float((error - spread / (2 * len(means))).mean())
+
+
+def quantile_calibration(
+    means: Tensor, variances: Tensor, targets: Tensor, *, num_levels: int = 99
+) -> tuple[Tensor, Tensor]:
+    r"""Share of targets below each quantile of the mixture: the diagonal, if quantiles are calibrated.
+
+    .. math:: \hat p(\ell) = \frac1N \sum_i [F_i(y_i) \le \ell]
+
+    Kuleshov, Fenner, Ermon: Accurate uncertainties for deep learning using calibrated regression, ICML 2018.
+
+    Args:
+        means: (S, N, ...).
+        variances: (S, N, ...).
+        targets: (N, ...).
+        num_levels: levels 1 / (L + 1) to L / (L + 1).
+
+    Returns:
+        The levels and the shares, both (L,).
+
+    >>> levels, shares = quantile_calibration(
+    ...     torch.zeros(1, 4), torch.ones(1, 4), torch.tensor([-1.0, -0.1, 0.1, 1.0]), num_levels=3
+    ... )
+    >>> levels.tolist(), shares.tolist()
+    ([0.25, 0.5, 0.75], [0.25, 0.5, 0.75])
+    """
+    base.require(num_levels >= 1, f"num_levels is {num_levels}", "at least 1", "use 99")
+    means, variances, targets = _checked_mixture(means, variances, targets)
+    below = torch.special.ndtr((targets - means) / variances.sqrt()).mean(0).sort().values
+    levels = torch.arange(1, num_levels + 1).to(below) / (num_levels + 1)
+    return levels, torch.searchsorted(below, levels, right=True).double() / len(below)
+
+
+def quantile_error(
+    means: Tensor, variances: Tensor, targets: Tensor, *, num_levels: int = 99
+) -> float:
+    """Mean distance of :func:`quantile_calibration` from the diagonal; 0 is ideal, 1/2 the worst.
+
+    >>> quantile_error(torch.zeros(1, 2), torch.ones(1, 2), torch.tensor([9.0, 9.0]), num_levels=3)
+    0.5
+    """
+    levels, shares = quantile_calibration(means, variances, targets, num_levels=num_levels)
+    return float((shares - levels).abs().mean())
+
+
+def _checked_mixture(
+    means: Tensor, variances: Tensor, targets: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return float64 means and variances (S, N) and targets (N,), refused as the metrics above do."""
+    base.seen_once(RegressionMetrics(), means, variances, targets).compute()
+    means, variances = means.detach().flatten(1).double(), variances.detach().flatten(1).double()
+    return means, variances, targets.detach().flatten().double()
+
+
+def _mean_distance(shift: Tensor, variance: Tensor) -> Tensor:
+    """Return E|X| of X ~ N(shift, variance)."""
+    std = variance.sqrt()
+    z = shift / std
+    density = (-z.square() / 2).exp() / math.sqrt(2 * math.pi)
+    return shift * (2 * torch.special.ndtr(z) - 1) + 2 * std * density
