@@ -252,7 +252,7 @@ def test_table2_is_the_papers_setting_and_its_variants() -> None:
     assert found["streethazards-deeplab-ensemble-0"].method_options == {"reinit": "decoder"}
     assert found["camvid-anomaly-fast-deeplab-mcdropout-0"].backbone_options["dropout"] == 0.1
     assert found["camvid-anomaly-fast-deeplab-mcp-0"].epochs == 60
-    with pytest.raises(ValueError, match="did you mean 'lpbnn"):
+    with pytest.raises(ValueError, match="Did you mean 'lpbnn"):
         table2.configs(table2.Config(methods=("lpbn",)))
     paper = table2.paper("bdd-anomaly")
     assert paper.rows["LP-BNN+GN"]["pixels/fpr95"] == 0.2866

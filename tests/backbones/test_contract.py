@@ -147,13 +147,13 @@ def test_a_dropout_rate_out_of_range_is_refused(rate: float) -> None:
 
 @pytest.mark.parametrize("name", ["resnet-18", "RESNET18"])
 def test_an_unknown_name_gets_the_nearest_one(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"'{name}'; did you mean 'resnet18'\?") as error:
+    with pytest.raises(ValueError, match=rf"'{name}'\. Did you mean 'resnet18'\?") as error:
         backbones.build(name, 10)
     assert all(known in str(error.value) for known in backbones.names())
 
 
 def test_a_name_like_nothing_gets_the_list() -> None:
-    with pytest.raises(ValueError, match=r"unknown backbone 'xyzzy'; Known: deeplab, "):
+    with pytest.raises(ValueError, match=r"unknown backbone 'xyzzy'\. Known: deeplab, "):
         backbones.load("xyzzy")
 
 

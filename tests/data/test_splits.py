@@ -83,7 +83,7 @@ def test_every_part_moves_to_another_device() -> None:
 
 
 def test_unknown_name_and_option_say_what_to_write() -> None:
-    with pytest.raises(ValueError, match=r"'diabetis'; did you mean 'diabetes'\? Known: .*digits"):
+    with pytest.raises(ValueError, match=r"'diabetis'\. Did you mean 'diabetes'\? Known: .*digits"):
         data.load("diabetis")
     with pytest.raises(ValueError, match=r"option 'point'; its options are points"):
         data.load("cubic", point=3)
@@ -94,7 +94,7 @@ def test_unknown_name_and_option_say_what_to_write() -> None:
 def test_a_set_declared_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regression, "SETS", {"digits": regression.SETS["cubic"]})
     with pytest.raises(ValueError, match=r"regression\.py declares \['digits'\]"):
-        data.entries.__wrapped__()
+        data.entries()
 
 
 @pytest.mark.parametrize(

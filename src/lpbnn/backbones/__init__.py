@@ -13,18 +13,15 @@ A network for segmentation is ``dense``: its outputs are (batch, classes, H, W),
 an ``encoder`` and a ``decoder``, so that ``include="decoder.*"`` is all that a method need be told.
 """
 
-import difflib
-import importlib
 import inspect
-import pkgutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 
-from lpbnn import outside
+from lpbnn import registry
 
 __all__ = ["Backbone", "Entry", "build", "entries", "load", "names"]
 
@@ -78,7 +75,7 @@ def entries() -> dict[str, Entry]:
     >>> print(entries()["wrn-28-10"].description)
     Wide ResNet of the paper's CIFAR tables, 36.5 M parameters
     """
-    return {name: entry for module in _modules() for name, entry in module.NETS.items()}
+    return registry.entries(__name__, "NETS")
 
 
 def names() -> tuple[str, ...]:
@@ -98,21 +95,18 @@ def load(name: str) -> Entry:
     >>> load("resnet-18")
     Traceback (most recent call last):
     ...
-    ValueError: unknown backbone 'resnet-18'; did you mean 'resnet18'? Known: deeplab, ...
+    ValueError: unknown backbone 'resnet-18'. Did you mean 'resnet18'? Known: deeplab, ...
     """
-    if outside.is_outside(name):
-        return outside.find(name, "NETS", Entry)
+    if registry.is_outside(name):
+        return registry.find(name, "NETS", Entry)
     known = entries()
     if name in known:
         return known[name]
-    for module in _modules():
-        parse = getattr(module, "parse", None)
+    for module in registry.modules(__name__):
+        parse = getattr(sys.modules[f"{__name__}.{module}"], "parse", None)
         if parse is not None and (entry := parse(name)) is not None:
             return entry
-    near = difflib.get_close_matches(name.lower(), known, n=1)
-    guess = f"did you mean {near[0]!r}? " if near else ""
-    listed = ", ".join([*known, "wrn-D-K"])
-    raise ValueError(f"unknown backbone {name!r}; {guess}Known: {listed}.")
+    raise registry.unknown("backbone", name, [*known, "wrn-D-K"])
 
 
 def build(name: str, num_classes: int, in_channels: int = 3, **options: Any) -> nn.Module:
@@ -141,10 +135,3 @@ def build(name: str, num_classes: int, in_channels: int = 3, **options: Any) -> 
                 f"backbone {name!r} was given option {option!r}; its options are {takes}."
             )
     return entry.build(num_classes, in_channels, **options)
-
-
-def _modules() -> list[ModuleType]:
-    """The network files of this folder, imported when first asked for."""
-    found = sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
-    modules = [importlib.import_module(f"{__name__}.{name}") for name in found]
-    return [m for m in modules if hasattr(m, "NETS")]

@@ -1,6 +1,5 @@
 """The converter: replace layers of any network by path, in place, weights kept bit for bit."""
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from lpbnn.convert.checks import (
 )
 from lpbnn.convert.filters import Candidate, Filter, Filters, join
 from lpbnn.convert.wrapper import Wrapper
+from lpbnn.registry import did_you_mean
 
 LayerFactory = Callable[[nn.Module, str], nn.Module]
 
@@ -188,6 +188,5 @@ def _layers_found(layers: dict[str, Candidate], near: str = "") -> str:
         return f"The network has no layer of a type that can be converted ({kinds})."
     listed = [f"{path} ({type(layer.module).__name__})" for path, layer in layers.items()]
     more = f", and {len(listed) - 20} more" if len(listed) > 20 else ""
-    close = difflib.get_close_matches(near, list(layers), n=1)
-    hint = f"Did you mean {close[0]!r}? " if close else ""
-    return f"{hint}Layers found: {', '.join(listed[:20])}{more}."
+    hint = did_you_mean(near, layers)
+    return f"{hint} Layers found: {', '.join(listed[:20])}{more}.".lstrip()

@@ -11,20 +11,17 @@ with what is needed to normalise them.
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import inspect
-import pkgutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lpbnn import outside
+from lpbnn import registry
 from lpbnn.data._examples import Dataset, Examples
 
 __all__ = [
@@ -41,7 +38,6 @@ __all__ = [
     "load",
     "names",
     "require_files",
-    "unknown",
 ]
 
 Task = Literal["classification", "segmentation", "regression"]
@@ -186,37 +182,13 @@ class Entry(NamedTuple):
     require_files: Callable[[Path | None], object] | None = None
 
 
-def unknown(kind: str, given: str, known: Iterable[str]) -> ValueError:
-    """An error that repeats the name given, offers the nearest one, and lists them all.
-
-    >>> print(unknown("data set", "digit", ["cubic", "digits"]))
-    unknown data set 'digit'; did you mean 'digits'? Known: cubic, digits.
-    """
-    known = list(known)
-    near = difflib.get_close_matches(given, known, n=1, cutoff=0.4)
-    guess = f"did you mean {near[0]!r}? " if near else ""
-    return ValueError(f"unknown {kind} {given!r}; {guess}Known: {', '.join(known)}.")
-
-
-@cache
 def entries() -> Mapping[str, Entry]:
-    """Every data set by name, found by looking into the files of this folder.
+    """Return every data set by name.
 
     >>> print(entries()["digits"].description)
     scikit-learn's 8x8 grey digits, 10 classes; out-of-distribution: patches of two photos
     """
-    found: dict[str, Entry] = {}
-    for module in pkgutil.iter_modules(__path__):
-        sets: Mapping[str, Entry] = getattr(
-            importlib.import_module(f"{__name__}.{module.name}"), "SETS", {}
-        )
-        if twice := found.keys() & sets.keys():
-            raise ValueError(
-                f"data/{module.name}.py declares {sorted(twice)}, which another file declares "
-                "already; rename one of them."
-            )
-        found.update(sets)
-    return dict(sorted(found.items()))
+    return dict(sorted(registry.entries(__name__, "SETS").items()))
 
 
 def names() -> tuple[str, ...]:
@@ -285,8 +257,9 @@ def download(name: str, root: str | Path | None = None) -> Splits:
 
 def entry(name: str) -> Entry:
     """The entry of a data set; an unknown name is answered with the nearest one."""
-    if outside.is_outside(name):
-        return outside.find(name, "SETS", Entry)
-    if name not in entries():
-        raise unknown("data set", name, names())
-    return entries()[name]
+    if registry.is_outside(name):
+        return registry.find(name, "SETS", Entry)
+    known = entries()
+    if name not in known:
+        raise registry.unknown("data set", name, known)
+    return known[name]

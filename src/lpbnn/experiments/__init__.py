@@ -7,7 +7,6 @@ of the report. Folders added to ``lpbnn.experiments.__path__`` are searched too.
 """
 
 import importlib
-import pkgutil
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console
 from tyro.conf import arg
 
-from lpbnn import source
+from lpbnn import registry, source
 
 if TYPE_CHECKING:
     from lpbnn.report import PaperTable
@@ -29,8 +28,7 @@ def names() -> list[str]:
     >>> "stability" in names()
     True
     """
-    found = {module.name for module in pkgutil.iter_modules(__path__)}
-    return sorted(name for name in found if not name.startswith("_"))
+    return registry.modules(__name__)
 
 
 def load(name: str) -> ModuleType:
@@ -80,6 +78,4 @@ def published(data: str, backbone: str) -> "PaperTable | None":
 
 def _require_known(name: str) -> None:
     if name not in names():
-        from lpbnn.data import unknown  # imports torch: not for --help
-
-        raise unknown("experiment", name, names())
+        raise registry.unknown("experiment", name, names())

@@ -14,6 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from lpbnn import registry
 from lpbnn.experiments._suite_options import SuiteOptions
 from lpbnn.training import AugmentConfig, EvalConfig, OptimConfig, RunConfig, ScheduleConfig
 
@@ -125,11 +126,9 @@ class Config(SuiteOptions):
 
 def chosen(config: Config) -> tuple[str, ...]:
     """Return the rows to train, or raise for an unknown name."""
-    from lpbnn.data import unknown  # imports torch: not for --help
-
     for name in config.methods:
         if name not in VARIANTS:
-            raise unknown("row of table 2", name, VARIANTS)
+            raise registry.unknown("row of table 2", name, VARIANTS)
     return config.methods or tuple(VARIANTS)
 
 

@@ -17,7 +17,6 @@ A module may make three promises as attributes:
   compiler does not hold one copy r * x per layer.
 """
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -27,6 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from lpbnn.members.passes import Loop, MemberPass, PassSlot
 from lpbnn.members.rows import batched, expand_tree, find_masks, is_batched, mask_arguments
+from lpbnn.registry import did_you_mean
 
 # Numbers in a batch of images that keep a device busy without a second member beside them. On a CPU
 # (measured): a small WRN predicts 24 images in 4.5 passes' time member by member, in 6.7 with all members.
@@ -232,8 +232,7 @@ def check_expand_at(net: nn.Module, expand_at: str | Sequence[str] | None) -> No
         )
     for point in points:
         if point not in paths:
-            close = difflib.get_close_matches(str(point), paths, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
+            hint = did_you_mean(point, paths)
             raise ValueError(f"expand_at={point!r} is no module of the network.{hint}")
 
 

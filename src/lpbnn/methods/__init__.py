@@ -14,14 +14,12 @@ Its model (see ``lpbnn.model.UncertainModel``) defines ``outputs`` and, where ne
 searched too.
 """
 
-import difflib
 import importlib
-import pkgutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from lpbnn import source
+from lpbnn import registry, source
 
 
 def names() -> list[str]:
@@ -31,8 +29,7 @@ def names() -> list[str]:
         >>> "lpbnn" in names()
         True
     """
-    found = {module.name for module in pkgutil.iter_modules(__path__)}
-    return sorted(name for name in found if not name.startswith("_"))
+    return registry.modules(__name__)
 
 
 def load(name: str) -> ModuleType:
@@ -48,16 +45,8 @@ def load(name: str) -> ModuleType:
 def _module(name: str) -> str:
     """Return the full name of a method's module; an unknown method is an error."""
     if name not in names():
-        raise ValueError(
-            f"unknown method {name!r}.{_did_you_mean(name, names())} The methods are: "
-            f"{', '.join(names())}."
-        )
+        raise registry.unknown("method", name, names())
     return f"{__name__}.{name}"
-
-
-def _did_you_mean(name: object, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(str(name), list(known), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def describe(name: str) -> str:
@@ -92,7 +81,7 @@ def configure(module: ModuleType, options: Mapping[str, Any]) -> Any:
         if name not in known:
             method = module.__name__.rpartition(".")[2]
             raise TypeError(
-                f"{method} has no option {name!r}.{_did_you_mean(name, known)} Its options are: "
+                f"{method} has no option {name!r}.{registry.did_you_mean(name, known)} Its options are: "
                 f"{', '.join(known)}."
             )
     return module.Config(**options)

@@ -24,7 +24,6 @@ Havasi et al.: Training independent subnetworks for robust prediction, ICLR 2021
 """
 
 import dataclasses
-import difflib
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +39,7 @@ from lpbnn.members.rows import expand_tree, find_masks, gather, is_batched, mask
 from lpbnn.methods._options import Count, DataCount, Options, Share
 from lpbnn.model import Outputs, Terms, UncertainModel, as_call, batch_size, total
 from lpbnn.rank_one.layer import SUPPORTED, TRANSPOSED
+from lpbnn.registry import did_you_mean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,10 +297,8 @@ def find_ends(
     named = [last] if isinstance(last, str) else list(last or ())
     for name, path in (("first", first), *(("last", path) for path in named)):
         if path is not None and path not in layers:
-            close = difflib.get_close_matches(path, layers, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
             raise ValueError(
-                f"{name}={path!r} is no Linear or convolution of the network.{hint} "
+                f"{name}={path!r} is no Linear or convolution of the network.{did_you_mean(path, layers)} "
                 f"Its layers are: {listed}."
             )
     if len(layers) <= heads:

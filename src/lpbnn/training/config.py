@@ -8,7 +8,6 @@ a file obey the same rules and compare equal: a list becomes a tuple, 1 becomes 
 """
 
 import dataclasses
-import difflib
 import json
 import math
 import re
@@ -28,6 +27,8 @@ from pydantic import (
     ValidationError,
 )
 from tyro.conf import Suppress  # options have types of their own in the command
+
+from lpbnn.registry import did_you_mean
 
 if TYPE_CHECKING:  # lpbnn.data imports torch, and --help needs this file
     from lpbnn.data import Augment
@@ -305,12 +306,6 @@ def _explain(error: ValidationError, where: str, given: Any) -> str:
     expected = " or ".join(re.sub("^(greater|less)", r"a number \1", text) for text in texts)
     guess = did_you_mean(given, re.findall("'(.*?)'", expected))
     return f"{where} is {given!r}; expected {expected}.{guess}"
-
-
-def did_you_mean(given: Any, known: Any) -> str:
-    """Return a sentence that names the nearest of the known names, or nothing."""
-    near = difflib.get_close_matches(str(given), list(known), n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def from_data(cls: type[T], data: Any, where: str = "") -> T:

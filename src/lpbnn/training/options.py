@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import tyro
 from tyro.conf import Positional, arg
 
-from lpbnn import methods, outside, source
+from lpbnn import methods, registry, source
 from lpbnn.source import Option
 from lpbnn.training.config import (
     FREE,
@@ -48,7 +48,7 @@ class Start:
         elif first.config is not None:
             config = read_config(first.config)
             named = [getattr(config, kind) for kind in KINDS if getattr(first, kind) is None]
-            outside.require_trust(named, first.config, first.trust)
+            registry.require_trust(named, first.config, first.trust)
         for kind in KINDS:  # options in a file are those of the method that it names
             name = getattr(first, kind)
             if name not in (None, getattr(config, kind)) and first.resume is None:

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lpbnn import methods, outside
+from lpbnn import methods, registry
 from lpbnn.training import weights
 from lpbnn.training.build import DataInfo, resolved
 from lpbnn.training.config import EvalConfig, RunConfig, from_data, to_data
@@ -127,7 +127,7 @@ class RunDir:
         config = read_json(self / CONFIG)
         names = [str(config.get(key, "")) for key in ("data", "backbone")]
         try:
-            outside.require_trust(names, self.path, trust)
+            registry.require_trust(names, self.path, trust)
         except ValueError as error:
             raise RunError(str(error)) from error
 

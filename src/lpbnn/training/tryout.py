@@ -2,7 +2,7 @@
 
 import torch
 
-from lpbnn import outside
+from lpbnn import registry
 from lpbnn.data import Splits
 from lpbnn.model import UncertainModel
 from lpbnn.predict import evaluating
@@ -66,7 +66,7 @@ def _fix(config: RunConfig, info: DataInfo) -> str:
     other = (
         f"choose a backbone for {info.task}, such as {pictures if len(info.shape) > 1 else 'mlp'}"
     )
-    if outside.is_outside(config.backbone):  # one's own can be mended
+    if registry.is_outside(config.backbone):  # one's own can be mended
         return (
             f"let it give the num_classes={info.outputs} outputs that it is built with, or {other}"
         )

@@ -150,7 +150,7 @@ def test_published_files_are_never_overwritten(images: Tensor, tmp_path: Path) -
 
 def test_bad_requests_write_nothing(images: Tensor, tmp_path: Path) -> None:
     root = tmp_path / "new"
-    with pytest.raises(ValueError, match="did you mean 'contrast'"):
+    with pytest.raises(ValueError, match="Did you mean 'contrast'"):
         cached(images, root, names=["contrst"])
     with pytest.raises(TypeError, match="takes uint8 images"):
         cached(images.float(), root)

@@ -160,7 +160,7 @@ GOOD = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
             GOOD,
             "gausian_noise",
             1,
-            r"'gausian_noise'; did you mean 'gaussian_noise'\? Known: .*fog",
+            r"'gausian_noise'\. Did you mean 'gaussian_noise'\? Known: .*fog",
         ),
     ],
 )

@@ -16,9 +16,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lpbnn.data import unknown
 from lpbnn.data.corruptions import blur, digital, noise, weather
 from lpbnn.data.corruptions.ops import Corruption, Draws
+from lpbnn.registry import unknown
 
 VERSION = 1  # raised whenever the same seed would give other images
 SEVERITIES = (1, 2, 3, 4, 5)

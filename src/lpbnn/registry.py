@@ -1,28 +1,78 @@
-"""Data sets and networks from files outside the package, by name: `my_module:shapes`.
+"""Names of methods, data sets, networks and experiments, and where they are.
 
-Such a file is what a file inside would be: it declares `SETS` (see `lpbnn.data`) or `NETS` (see
-`lpbnn.backbones`). The module is found as any import: installed, on ``PYTHONPATH``, or, under
-``python -m lpbnn``, in the folder one is in. A run keeps the name, and needs the file again to resume, to
-measure and to predict.
+The file is the registry: a module of the package is found by its name, and a table in it (``SETS``,
+``NETS``) by its content. ``my_module:shapes`` is an entry of a table in a module outside the package, which is
+imported like any other: installed, on ``PYTHONPATH``, or, with ``python -m lpbnn``, in the current folder.
 
-A run folder from somewhere else can name any module, so what a stored config names is imported only with
-consent (``--trust``, ``trust=True``), never from inside the run folder, and of it only an entry of its table is
-called: no other function.
+A run stores the name and needs the module again. A run folder from elsewhere can name any module, so a
+stored name is imported only with consent (``--trust``, ``trust=True``), never from inside the run folder.
 """
 
 import difflib
 import importlib
+import pkgutil
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lpbnn import source
 
 T = TypeVar("T")
 
 
+def modules(package: str) -> list[str]:
+    """Return the public modules of an imported package, in alphabetical order.
+
+    >>> "lpbnn" in modules("lpbnn.methods")
+    True
+    """
+    found = {module.name for module in pkgutil.iter_modules(sys.modules[package].__path__)}
+    return sorted(name for name in found if not name.startswith("_"))
+
+
+def entries(package: str, table: str) -> dict[str, Any]:
+    """Return all entries of the tables ``{name: Entry(...)}`` in the modules of a package.
+
+    >>> entries("lpbnn.data", "SETS")["cubic"].description[:11]
+    'y = x^3 + n'
+    """
+    found: dict[str, Any] = {}
+    for name in modules(package):
+        own = getattr(importlib.import_module(f"{package}.{name}"), table, {})
+        if twice := found.keys() & own.keys():
+            raise ValueError(
+                f"{package.replace('.', '/')}/{name}.py declares {sorted(twice)}, which another file "
+                "declares already; rename one of them."
+            )
+        found |= own
+    return found
+
+
+def did_you_mean(given: object, known: Iterable[str]) -> str:
+    """Return a sentence that names the nearest of the known names, or nothing.
+
+    >>> did_you_mean("LPBN", ["mcp", "lpbnn"]), did_you_mean("x", ["mcp"])
+    (" Did you mean 'lpbnn'?", '')
+    """
+    names = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(str(given).lower(), names, n=1)
+    return f" Did you mean {names[near[0]]!r}?" if near else ""
+
+
+def unknown(kind: str, given: object, known: Iterable[str]) -> ValueError:
+    """Return an error that repeats the name given, offers the nearest one and lists all.
+
+    >>> print(unknown("data set", "digit", ["cubic", "digits"]))
+    unknown data set 'digit'. Did you mean 'digits'? Known: cubic, digits.
+    """
+    known = list(known)
+    guess = did_you_mean(given, known)
+    return ValueError(f"unknown {kind} {given!r}.{guess} Known: {', '.join(known)}.")
+
+
 def is_outside(name: str) -> bool:
-    """Whether a name says where its file is.
+    """Return True if a name contains its module.
 
     >>> is_outside("my_sets:shapes"), is_outside("digits")
     (True, False)
@@ -58,7 +108,7 @@ def require_trust(names: Iterable[str], stored: Path, trust: bool) -> None:
 
 
 def find(name: str, table: str, kind: type[T]) -> T:
-    """The entry of a module's table; what is missing is an error that says where it was looked for.
+    """Return the entry MODULE:NAME of a module's table.
 
     >>> from lpbnn.data import Entry
     >>> find("lpbnn.data.digits:digits", "SETS", Entry).description[:12]
@@ -66,7 +116,7 @@ def find(name: str, table: str, kind: type[T]) -> T:
     >>> find("lpbnn.data.digits:digit", "SETS", Entry)
     Traceback (most recent call last):
     ...
-    ValueError: 'lpbnn.data.digits:digit': SETS of lpbnn.data.digits has no 'digit'; did you ...
+    ValueError: 'lpbnn.data.digits:digit': SETS of lpbnn.data.digits has no 'digit'. Did you ...
     """
     path, _, key = name.partition(":")
     if not all(part.isidentifier() for part in path.split(".")):
@@ -88,10 +138,10 @@ def find(name: str, table: str, kind: type[T]) -> T:
             f"{name!r}: {path} has no {table}; expected a dictionary {table} = {{{key!r}: Entry(...)}}."
         )
     if key not in found:
-        near = difflib.get_close_matches(key, map(str, found), n=1, cutoff=0.4)
-        guess = f"did you mean {near[0]!r}? It has" if near else "it has"
+        names = list(map(str, found))
         raise ValueError(
-            f"{name!r}: {table} of {path} has no {key!r}; {guess}: {', '.join(map(str, found))}."
+            f"{name!r}: {table} of {path} has no {key!r}.{did_you_mean(key, names)} It has: "
+            f"{', '.join(names)}."
         )
     if not isinstance(found[key], kind):
         raise ValueError(

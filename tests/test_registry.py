@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from lpbnn import backbones, cli, data, outside
+from lpbnn import backbones, cli, data, registry
 from lpbnn.training import RunConfig
 from lpbnn.training.build import DataInfo
 from lpbnn.training.run import load_run, reevaluate
@@ -73,7 +73,7 @@ def test_their_options_are_checked_as_those_of_others_are() -> None:
         ("lpbnn/data:shapes", r"expected MODULE:NAME, such as"),
         (":shapes", r"expected MODULE:NAME"),
         ("json:loads", r"json has no SETS; expected a dictionary SETS = {'loads': Entry"),
-        ("lpbnn.data.digits:letters", r"has no 'letters'; it has: digits"),
+        ("lpbnn.data.digits:letters", r"has no 'letters'. It has: digits"),
     ],
 )
 def test_what_is_missing_is_told(name: str, expected: str) -> None:
@@ -95,7 +95,7 @@ def test_nothing_but_an_entry_is_called(own: Path) -> None:
 def test_what_a_file_lacks_itself_is_not_taken_for_the_file(own: Path) -> None:
     own.write_text("import nobodys_library\n")
     with pytest.raises(ModuleNotFoundError, match="nobodys_library"):
-        outside.find("own_file:shapes", "SETS", data.Entry)
+        registry.find("own_file:shapes", "SETS", data.Entry)
 
 
 @pytest.mark.parametrize("key", ["data", "backbone"])
