@@ -1,20 +1,24 @@
 """Prediction: average what the members say, and measure how much they disagree."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.data import DataLoader
 
-from lpbnn.likelihoods import Likelihood, MultiHead, Summary
+from lpbnn.likelihoods import Categorical, Likelihood, MultiHead, Summary
 from lpbnn.members.rows import copy_tensors, mask_arguments, take_examples
 from lpbnn.model import LossStep, UncertainModel, as_call, at_least_one, batch_size
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from lpbnn.calibration.conformal import Conformal
 
 # Outputs that are summarised together, 32 MiB of float32: more than any batch of labels has.
@@ -134,6 +138,87 @@ class Prediction:
         half = quantile * self.total.sqrt()
         return self.mean - half, self.mean + half
 
+    def cpu(self) -> "Prediction":
+        """Return the prediction on the CPU."""
+        moved = {name: value.cpu() for name, value in self._tensors().items()}
+        return replace(self, **moved)
+
+    def to_dict(self) -> dict[str, Tensor]:
+        """Return all tensors by name: the average by its own name, labels and confidence if there are any.
+
+        Example:
+            >>> import lpbnn
+            >>> p = predict(lpbnn.build(nn.Linear(4, 3), "mcp"), torch.randn(2, 4))
+            >>> list(p.to_dict())
+            ['probs', 'labels', 'confidence', 'total', 'aleatoric', 'epistemic', 'ood_score', 'members']
+        """
+        found = {self.quantity: self.average}
+        if self.quantity == "probs":
+            found |= {"labels": self.labels, "confidence": self.confidence}
+        tensors = self._tensors()
+        del tensors["average"]
+        return {**found, "total": self.total, **tensors}
+
+    def numpy(self) -> "dict[str, np.ndarray]":
+        """Return ``to_dict`` as NumPy arrays, for ``numpy.savez`` or a data frame."""
+        return {
+            name: (value.float() if value.dtype == torch.bfloat16 else value).cpu().numpy()
+            for name, value in self.to_dict().items()
+        }
+
+    @staticmethod
+    def cat(parts: "Sequence[Prediction]") -> "Prediction":
+        """Join the predictions of several batches by the same members."""
+        if not parts:
+            raise ValueError("there are no predictions to join.")
+        kinds = {(p.task, p.quantity, p.class_dim) for p in parts}
+        kept = {None if p.members is None else len(p.members) for p in parts}
+        if len(kinds) > 1 or len(kept) > 1:
+            raise ValueError(
+                "predictions to join are of one task and have the same number of members; got "
+                f"{', '.join(map(repr, parts[:5]))}."
+            )
+        return merge(list(parts))
+
+    @staticmethod
+    def from_outputs(
+        outputs: Any, likelihood: Likelihood | None = None, keep_members: bool = True
+    ) -> "Prediction":
+        """Return the prediction that follows from outputs of members, for example those of an ONNX graph.
+
+        A score that a method has of its own is not part of it.
+
+        Args:
+            outputs: (S, B, ...), a tensor or an array.
+            likelihood: by default ``Categorical()``. The outputs of a frozen model go with the likelihood
+                of that model: they are calibrated already.
+            keep_members: False drops the members.
+
+        Example:
+            >>> import lpbnn
+            >>> frozen, x = (
+            ...     lpbnn.freeze(lpbnn.build(nn.Linear(4, 3), num_data=9)),
+            ...     torch.randn(2, 4),
+            ... )
+            >>> p = Prediction.from_outputs(frozen(x).numpy(), frozen.likelihood)
+            >>> torch.allclose(p.probs, predict(frozen, x).probs)
+            True
+        """
+        likelihood = likelihood or Categorical()
+        outputs = torch.as_tensor(outputs)
+        if outputs.dim() < 2 or not len(outputs):
+            raise ValueError(
+                f"expected outputs of members (S, B, ...), got {tuple(outputs.shape)}. Fix: "
+                "outputs[None] for a single network."
+            )
+        sums = StripSums(likelihood, keep_members)
+        sums.add(likelihood.summary(outputs), None)
+        return sums.finish()
+
+    def _tensors(self) -> dict[str, Tensor]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
     def _require(self, name: str, quantity: str) -> None:
         if self.quantity != quantity:
             instead = "total" if name == "confidence" else self.quantity
@@ -146,9 +231,10 @@ def predict(
     *,
     samples: int = 1,
     chunk: int | None = None,
-    keep_members: bool = True,
+    keep_members: bool | None = None,
     seed: int | None = None,
     generator: torch.Generator | None = None,
+    progress: bool = False,
 ) -> Prediction:
     """Predict every example with every member, ``samples`` draws each, and average.
 
@@ -157,13 +243,18 @@ def predict(
             ``DataParallel``, ``DistributedDataParallel``, ``AveragedModel`` or ``LossStep`` is used
             directly. It runs in evaluation mode and gets its modes back.
         x: the inputs: a tensor, a tuple of arguments or a mapping of keywords. One of them is cut into
-            parts with the batch if its first dimension is that of the first.
+            parts with the batch if its first dimension is that of the first. Or a ``DataLoader``, a
+            generator or another iterator of batches, each of them inputs or a pair (inputs, targets): they
+            are moved to the model's device and predicted one after the other, by the same members if there
+            is a seed, and the results are joined on the CPU.
         samples: draws of each of the J members; S = samples * J.
         chunk: at most this many rows (member, example) are in the network at once. The result does not
             depend on it.
-        keep_members: False keeps running sums only, so memory does not grow with the samples.
+        keep_members: False keeps running sums only, so memory does not grow with the samples. By default
+            members are kept for one batch, and not for many.
         seed: makes the draws repeatable and leaves torch's generators as they were.
         generator: the same, seeded from this generator.
+        progress: show a bar over the batches.
 
     Returns:
         The prediction; for a network with several heads a dict of them, by name.
@@ -176,6 +267,13 @@ def predict(
         >>> tuple(p.probs.shape), tuple(p.members.shape), tuple(p.epistemic.shape)
         ((5, 3), (4, 5, 3), (5,))
     """
+    if isinstance(x, DataLoader | Iterator):
+        keep = bool(keep_members)
+        options = {"samples": samples, "chunk": chunk, "keep_members": keep}
+        if generator is not None:  # one seed for all batches: the members are the same networks
+            seed = seed_from(generator, seed)
+        return _predict_batches(unwrap(model), x, progress, {**options, "seed": seed})
+    keep_members = keep_members is not False
     model = unwrap(model)
     samples = at_least_one("samples", samples)
     chunk = None if chunk is None else at_least_one("chunk", chunk)
@@ -204,6 +302,53 @@ def predict(
     found = {name: merge([sums[name].finish() for _, sums in parts]) for name in heads}
     # The annotation is for the usual case, one head: a type checker cannot tell the two apart.
     return found if isinstance(likelihood, MultiHead) else found[""]  # type: ignore[return-value]
+
+
+def _predict_batches(
+    model: UncertainModel, batches: Iterable[Any], progress: bool, options: dict[str, Any]
+) -> Prediction:
+    """Predict batch after batch; what was predicted lies on the CPU."""
+    if progress:
+        from rich.progress import track
+
+        size = len(batches) if isinstance(batches, Sized) else None
+        batches = track(batches, "predict", total=size)
+    found: list[dict[str, Prediction]] = []
+    for batch in batches:
+        p: Any = predict(model, to_device(inputs_of(batch), model), **options)
+        heads = p if isinstance(p, dict) else {"": p}
+        found.append({name: head.cpu() for name, head in heads.items()})
+    if not found:
+        raise ValueError(
+            "there are no batches. Fix: a generator can be read only once; make a new one."
+        )
+    joined = {name: Prediction.cat([heads[name] for heads in found]) for name in found[0]}
+    return joined.get("", joined)  # type: ignore[return-value]
+
+
+def inputs_of(batch: Any) -> Any:
+    """Return the inputs of a batch: itself, or the first of a pair (inputs, targets).
+
+    Example:
+        >>> inputs_of([torch.zeros(2, 3), torch.zeros(2)]).shape
+        torch.Size([2, 3])
+    """
+    if isinstance(batch, tuple | list):
+        if len(batch) in (1, 2):
+            return batch[0]
+        raise TypeError(
+            f"a batch is the inputs, or a pair (inputs, targets); got a {type(batch).__name__} of "
+            f"{len(batch)}. Fix: several inputs are a tuple or mapping of their own, ((a, b), y)."
+        )
+    return batch
+
+
+def to_device(tree: Any, model: nn.Module) -> Any:
+    """Return tensors on the device of the model's first parameter."""
+    first = next(chain(model.parameters(), model.buffers()), None)
+    if first is None:
+        return tree
+    return tree_map_only(Tensor, lambda t: t.to(first.device, non_blocking=True), tree)
 
 
 def unwrap(model: nn.Module) -> UncertainModel:
@@ -384,14 +529,19 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+def seed_from(generator: torch.Generator, seed: int | None = None) -> int:
+    """Return a seed drawn from a generator; refuse another one beside it."""
+    if seed is not None:
+        raise ValueError("give seed or generator, not both.")
+    device = generator.device
+    return int(torch.randint(2**62, (), generator=generator, device=device).item())
+
+
 @contextmanager
 def seeded(seed: int | None, generator: torch.Generator | None, model: nn.Module) -> Iterator[None]:
     """Seed torch's global generators inside the block, and leave them as they were after it."""
-    if seed is not None and generator is not None:
-        raise ValueError("give seed or generator, not both.")
     if generator is not None:
-        device = generator.device
-        seed = int(torch.randint(2**62, (), generator=generator, device=device).item())
+        seed = seed_from(generator, seed)
     if seed is None:
         yield
         return

@@ -140,7 +140,8 @@ def test_several_labels_are_scaled_by_the_binary_likelihood() -> None:
 @pytest.mark.parametrize("method", ALL_METHODS)
 def test_predict_uses_the_scaling_of_every_method(method: str) -> None:
     options = {"num_data": 100, "members": 2 if method not in ("duq", "edl", "mcp") else 1}
-    model = lpbnn.build(small(), method, check=False, **options)
+    net = nn.Sequential(nn.Linear(5, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 3))
+    model = lpbnn.build(net, method, check=False, **options)
     data = held_out(model)
     before = lpbnn.predict(model, data[0][0], seed=0)
     scaling = calibrate(model, data)

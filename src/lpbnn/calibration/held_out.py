@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map, tree_map_only
+from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from lpbnn.likelihoods import Categorical, Likelihood, MultiLabel, at_least_float32, member_axis
 from lpbnn.members.rows import copy_tensors
-from lpbnn.model import Outputs, UncertainModel, as_call, batch_size, output_device
-from lpbnn.predict import evaluating, seeded
+from lpbnn.model import Outputs, UncertainModel, as_call, batch_size
+from lpbnn.predict import evaluating, seeded, to_device
 
 CELLS_PER_EXAMPLE = 2000  # pixels of one map that take part in a fit
 
@@ -67,12 +67,6 @@ def member_outputs(model: UncertainModel, x: Any, samples: int, seed: int | None
             part_args, part_kwargs = copy_tensors((args, kwargs))
             parts.append(tree_map(torch.clone, run(*part_args, **part_kwargs)))
     return parts[0] if len(parts) == 1 else tree_map(lambda *own: torch.cat(own), *parts)
-
-
-def to_device(tree: Any, model: nn.Module) -> Any:
-    """Return tensors on the device of the model."""
-    device = output_device(model)
-    return tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), tree)
 
 
 def require_classes(likelihood: Likelihood) -> "Categorical | MultiLabel":

@@ -1,0 +1,156 @@
+"""Predictions of many batches, and what a prediction can be turned into and made of."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from networks import small
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import lpbnn
+from lpbnn.likelihoods import Categorical, Gaussian
+from lpbnn.predict import Prediction, predict
+
+NAMES = ("average", "aleatoric", "epistemic", "total", "ood_score")
+
+
+@pytest.fixture
+def small_model() -> lpbnn.UncertainModel:
+    return lpbnn.build(small(), "lpbnn", members=3, num_data=10)
+
+
+def check_equal(found: Prediction, expected: Prediction) -> None:
+    for name in NAMES:
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name))
+
+
+def batches(x: Tensor, y: Tensor, kind: str) -> Any:
+    """The data in three batches, as somebody may have them."""
+    if kind == "loader of pairs":
+        return DataLoader(TensorDataset(x, y), batch_size=4)
+    if kind == "loader of inputs":
+        return DataLoader(TensorDataset(x), batch_size=4)
+    if kind == "generator of inputs":
+        return (part for part in x.split(4))
+    return iter(list(zip(x.split(4), y.split(4), strict=True)))
+
+
+@pytest.mark.parametrize(
+    "kind", ["loader of pairs", "loader of inputs", "generator of inputs", "iterator of pairs"]
+)
+def test_batches_are_predicted_like_one(small_model: lpbnn.UncertainModel, kind: str) -> None:
+    x, y = torch.randn(10, 5), torch.zeros(10)
+    found = predict(small_model, batches(x, y, kind), seed=1, samples=2)
+    check_equal(found, predict(small_model, x, seed=1, samples=2))
+
+
+def test_a_generator_seeds_all_batches_alike(small_model: lpbnn.UncertainModel) -> None:
+    x = torch.randn(10, 5)
+    found = predict(small_model, iter(x.split(4)), generator=torch.Generator().manual_seed(3))
+    expected = predict(small_model, x, generator=torch.Generator().manual_seed(3))
+    check_equal(found, expected)
+
+
+def test_members_of_many_batches_are_kept_on_request(small_model: lpbnn.UncertainModel) -> None:
+    x = torch.randn(10, 5)
+    assert predict(small_model, iter(x.split(4))).members is None
+    found = predict(small_model, iter(x.split(4)), keep_members=True, seed=0).members
+    assert found is not None
+    torch.testing.assert_close(found, predict(small_model, x, seed=0).members)
+
+
+def test_heads_are_joined_each_for_itself() -> None:
+    class TwoHeads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kind, self.size = nn.Linear(5, 3), nn.Linear(5, 2)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"kind": self.kind(x), "size": self.size(x)}
+
+    model = lpbnn.build(TwoHeads(), "mcp", likelihood={"kind": Categorical(), "size": Gaussian()})
+    x = torch.randn(10, 5)
+    found: Any = predict(model, iter(x.split(4)))
+    expected: Any = predict(model, x)
+    for name in ("kind", "size"):
+        check_equal(found[name], expected[name])
+
+
+def test_a_progress_bar_shows_the_batches(
+    small_model: lpbnn.UncertainModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    predict(small_model, iter(torch.randn(10, 5).split(4)), progress=True)
+    assert "predict" in capsys.readouterr().out
+
+
+def test_only_one_batch_of_inputs_is_alive_at_a_time(small_model: lpbnn.UncertainModel) -> None:
+    import weakref
+
+    alive: list[Any] = []
+
+    def stream() -> Any:
+        for _ in range(5):
+            assert sum(reference() is not None for reference in alive) <= 1
+            x = torch.randn(4, 5)
+            alive.append(weakref.ref(x))
+            yield x
+
+    predict(small_model, stream())
+    assert len(alive) == 5
+
+
+# What a prediction can be turned into
+
+
+def test_to_dict_has_everything_by_its_name(small_model: lpbnn.UncertainModel) -> None:
+    p = predict(small_model, torch.randn(4, 5))
+    found = p.to_dict()
+    for name, value in found.items():
+        assert value is getattr(p, name) or torch.equal(value, getattr(p, name))
+    number = predict(lpbnn.build(nn.Linear(5, 2), "mcp", task="regression"), torch.randn(4, 5))
+    assert set(number.to_dict()) >= {"mean", "total", "members", "member_variances"}
+
+
+def test_numpy_holds_the_same_values(small_model: lpbnn.UncertainModel) -> None:
+    p = predict(small_model, torch.randn(4, 5))
+    for name, array in p.numpy().items():
+        assert isinstance(array, np.ndarray)
+        np.testing.assert_array_equal(array, p.to_dict()[name].numpy())
+
+
+def test_cpu_keeps_every_field(small_model: lpbnn.UncertainModel) -> None:
+    p = predict(small_model, torch.randn(4, 5))
+    check_equal(p.cpu(), p)
+    assert p.cpu().class_dim == p.class_dim
+
+
+def test_outputs_give_the_prediction_of_the_model(small_model: lpbnn.UncertainModel) -> None:
+    frozen, x = lpbnn.freeze(small_model, samples=2), torch.randn(4, 5)
+    found = Prediction.from_outputs(frozen(x).numpy(), frozen.likelihood)
+    check_equal(found, predict(frozen, x))
+    assert found.members is not None
+    assert Prediction.from_outputs(frozen(x), keep_members=False).members is None
+
+
+# Bad input
+
+
+def test_predictions_of_different_kinds_are_not_joined(small_model: lpbnn.UncertainModel) -> None:
+    p = predict(small_model, torch.randn(4, 5))
+    fewer = predict(lpbnn.build(small(), "mcp"), torch.randn(4, 5))
+    with pytest.raises(ValueError, match="same number of members"):
+        Prediction.cat([p, fewer])
+    with pytest.raises(ValueError, match="no predictions to join"):
+        Prediction.cat([])
+
+
+def test_batches_of_wrong_structure_are_refused(small_model: lpbnn.UncertainModel) -> None:
+    x = torch.randn(4, 5)
+    with pytest.raises(TypeError, match="tuple of 3"):
+        predict(small_model, iter([(x, x, x)]))
+    with pytest.raises(ValueError, match="there are no batches"):
+        predict(small_model, iter([]))
+    with pytest.raises(ValueError, match="outputs of members"):
+        Prediction.from_outputs(torch.zeros(3))
