@@ -30,13 +30,13 @@ from lpbnn.data.corruptions import CORRUPTIONS, corrupt
 from lpbnn.metrics import ClassificationMetrics, DetectionMetrics, corruption_means
 from lpbnn.model import UncertainModel
 from lpbnn.training.build import DataInfo, build_model
+from lpbnn.training.checkpoint import channels_last
 from lpbnn.training.config import AugmentConfig, EvalConfig, OptimConfig, RunConfig, ScheduleConfig
+from lpbnn.training.distributed import launch
 from lpbnn.training.environment import BESIDE, environment
+from lpbnn.training.evaluator import Predictor
 from lpbnn.training.files import read_json, write_json
-from lpbnn.training.launch import launch
-from lpbnn.training.scoring import Predictor
-from lpbnn.training.train import fit
-from lpbnn.training.weights import channels_last
+from lpbnn.training.loop import fit
 
 Options = dict[str, Any]
 Probs = dict[str, Tensor]

@@ -16,6 +16,7 @@ from PIL import Image
 from lpbnn import cli, methods, predict, source
 from lpbnn.data.files import read_images
 from lpbnn.training.run import load_run
+from lpbnn.training.rundir import RunDir
 
 FAST = ["--method", "mcp", "--backbone", "mlp", "--epochs", "2", "--device", "cpu", "--no-progress"]
 FAST += ["--evaluate.examples", "1"]
@@ -388,9 +389,9 @@ def fourfold(trained: Path, tmp_path: Path) -> Path:
     folder = Path(shutil.copytree(trained, tmp_path / "fourfold"))
     config = json.loads((folder / "config.json").read_text())
     config["evaluate"] |= {"samples": 4, "severities": [1, 5]}
-    (folder / "config.json").write_text(json.dumps(config))
+    RunDir(folder).write("config.json", json.dumps(config).encode())
     results = json.loads((folder / "results.json").read_text())
-    (folder / "results.json").write_text(json.dumps({**results, "evaluate": config["evaluate"]}))
+    RunDir(folder).write_results({**results, "evaluate": config["evaluate"]})
     return folder
 
 
@@ -441,7 +442,7 @@ def test_settings_that_need_each_other_are_checked_together(
     """A part of the activations is kept by a compiled step, which this run has and nobody typed."""
     folder = Path(shutil.copytree(trained, tmp_path / "compiled"))
     config = json.loads((folder / "config.json").read_text()) | {"compile": True}
-    (folder / "config.json").write_text(json.dumps(config))
+    RunDir(folder).write("config.json", json.dumps(config).encode())
     lpbnn("train", "--resume", folder, "--memory-budget", 0.5)
     assert "without compile" in failing(
         capsys, "train", "--resume", trained, "--memory-budget", 0.5

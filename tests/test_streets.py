@@ -18,7 +18,7 @@ from lpbnn.report.ledger import read_ledger
 from lpbnn.report.results_md import results_markdown
 from lpbnn.report.runs import Run, grouped
 from lpbnn.training import RunConfig
-from lpbnn.training.examples import _telling
+from lpbnn.training.evaluation import largest_anomalies
 from lpbnn.training.run import load_run, reevaluate, run
 
 METHODS = [name for name in methods.names() if name != "duq"]
@@ -208,11 +208,11 @@ def test_a_network_is_tried_with_a_corner_of_a_large_picture(
 
 def test_scenes_with_large_anomalies_are_chosen() -> None:
     splits = data.load("street-scenes", train=1, val=1, test=40, size=(32, 64))
-    chosen = _telling(splits, 4)
+    chosen = largest_anomalies(splits, 4)
     sizes = (splits.test[:][1] == 9).flatten(1).sum(1)
     assert chosen.tolist() == sorted(set(chosen.tolist()))
     assert sizes[chosen].float().mean() > 1.5 * sizes.float().mean()
-    assert len(_telling(splits, 100)) == 40
+    assert len(largest_anomalies(splits, 100)) == 40
 
 
 def test_evidence_of_void_alone_is_no_loss() -> None:

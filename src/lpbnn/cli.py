@@ -116,7 +116,7 @@ def train(
     if print_config:
         print(write_config(all_options(config, options)), end="")
         return
-    from lpbnn.training.ranks import is_first
+    from lpbnn.training.distributed import is_first
     from lpbnn.training.run import run
 
     parts = (config.data, config.backbone, config.method, str(config.seed))
@@ -175,9 +175,11 @@ def join(runs: Runs, out: Out, trust: bool = False) -> None:
         out: the new run folder; it does not depend on the others.
         trust: import the modules that the runs' config names (MODULE:NAME).
     """
-    from lpbnn.training.join import join
+    from lpbnn.training.ensemble_from_runs import ensemble_from_runs
 
-    if join(runs, out, trust=trust):  # of several processes, only the first has results
+    if ensemble_from_runs(
+        runs, out, trust=trust
+    ):  # of several processes, only the first has results
         _show([out])
 
 
@@ -327,7 +329,7 @@ def main(args: list[str] | None = None) -> None:
                 _commands(args), args, "lpbnn", "Networks that know what they do not know."
             )
     except Interrupted as error:
-        from lpbnn.training.ranks import is_first
+        from lpbnn.training.distributed import is_first
 
         _stop(str(error) if is_first() else "", 130)
     except KeyboardInterrupt:

@@ -101,7 +101,7 @@ def test_inductor_gives_the_same_numbers() -> None:
 def test_steps_of_the_engine_are_one_graph(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a Wide ResNet, in both precisions, and a smaller last batch."""
     from lpbnn.training import OptimConfig, RunConfig
-    from lpbnn.training.launch import launch
+    from lpbnn.training.distributed import launch
     from lpbnn.training.step import Step
 
     compile = torch.compile

@@ -68,19 +68,19 @@ def test_many_pictures_go_through_the_network_in_parts(
     info = DataInfo.of(load("digits"))
     net = {"dropout": 0.3} if method == "mcdropout" else {}
     config = RunConfig(method, backbone="mlp", backbone_options=net)
-    ask = Question(build_model(config, info), info, samples=2)
+    model = build_model(config, info)
     paths = [tmp_path / f"{number}.png" for number in range(9)]
     for path in paths:
         Image.effect_noise((8, 8), 90).save(path)
     sizes: list[int] = []
-    within = ask.model.get_submodule("net.drops.0")
+    within = model.get_submodule("net.drops.0")
     within.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
     found = []
     for at_once in (256, 4):
         monkeypatch.setattr(predict_files, "AT_ONCE", at_once)
         sizes.clear()
         out = tmp_path / f"{at_once}.JSON"
-        classified(ask, paths, out)
+        classified(Question(model, info, samples=2), paths, out)
         found.append(json.loads(out.read_text()))
     assert max(sizes) <= 4
     for whole, parted in zip(*found, strict=True):

@@ -15,10 +15,11 @@ from lpbnn.data import Splits
 from lpbnn.model import UncertainModel
 from lpbnn.training import AugmentConfig, EvalConfig, OptimConfig, RunConfig, ScheduleConfig
 from lpbnn.training.build import DataInfo, build_model
+from lpbnn.training.cuda_graph import WARM_UP
+from lpbnn.training.loop import fit
 from lpbnn.training.run import load_run, run
 from lpbnn.training.rundir import RunDir
-from lpbnn.training.step import WARM_UP, Means, Step
-from lpbnn.training.train import fit
+from lpbnn.training.step import Means, Step
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 Make = Callable[..., RunConfig]

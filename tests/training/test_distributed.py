@@ -20,7 +20,7 @@ from filelock import FileLock
 from lpbnn.data import Splits
 from lpbnn.training import AugmentConfig, EvalConfig, OptimConfig, RunConfig, ScheduleConfig, files
 from lpbnn.training.build import load_data
-from lpbnn.training.evaluate import evaluate
+from lpbnn.training.evaluation import evaluate
 from lpbnn.training.run import load_run, run
 from lpbnn.training.rundir import FILES, RunDir
 
@@ -32,13 +32,13 @@ from dataclasses import replace
 from pathlib import Path
 from lpbnn import data
 from lpbnn.training import RunConfig, RunError
-from lpbnn.training.feed import Feed
+from lpbnn.training.dataloading import TrainLoader
 from lpbnn.training.run import run
 from lpbnn.model import UncertainModel
 torch.set_num_threads(1)
 rank = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")))
 root, configs, victim = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
-steps, epoch, after_step = 0, Feed.epoch, UncertainModel.after_step
+steps, epoch, after_step = 0, TrainLoader.epoch, UncertainModel.after_step
 
 def kill(self, lr):
     global steps
@@ -60,7 +60,7 @@ splits = replace(
 )
 said = {}
 for name, config in configs.items():
-    Feed.epoch = spoiled if name == "spoiled" else epoch
+    TrainLoader.epoch = spoiled if name == "spoiled" else epoch
     UncertainModel.after_step = kill if name == victim else after_step
     resume = (root / name / "checkpoint.pt").exists()
     try:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from lpbnn.training import RunError, files, weights
+from lpbnn.training import RunError, checkpoint, files
 from lpbnn.training.rundir import RunDir
 
 
@@ -44,7 +44,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def open_full(path: Path, mode: str = "r", *rest: Any) -> Any:
         file = opened(path, mode, *rest)
-        return FullDisk(file, room=100) if "w" in mode else file
+        return FullDisk(file, room=100) if "x" in mode else file
 
     monkeypatch.setattr(Path, "open", open_full)
 
@@ -159,7 +159,7 @@ def test_weights_of_another_architecture_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep", [0, 5, 60, -10])
 def test_cut_short_weights_are_told(tmp_path: Path, keep: int) -> None:
-    data = weights.to_bytes(nn.Linear(9, 9).state_dict())
+    data = checkpoint.to_safetensors(nn.Linear(9, 9).state_dict())
     (tmp_path / "weights.safetensors").write_bytes(data[:keep])
     with pytest.raises(RunError, match="damaged or cut short"):
         RunDir(tmp_path).load_weights(nn.Linear(9, 9))
@@ -184,8 +184,7 @@ def test_arrays_are_kept_without_pickles(tmp_path: Path) -> None:
         np.testing.assert_array_equal(array, arrays[name])
     with pytest.raises(TypeError, match="bad: expected numbers or strings"):
         folder.write_arrays({"bad": np.array([None])})
-    path = tmp_path / "predictions.npz"
-    path.write_bytes(path.read_bytes()[:50])
+    folder.write("predictions.npz", (tmp_path / "predictions.npz").read_bytes()[:50])
     with pytest.raises(RunError, match="predictions.npz is damaged"):
         folder.arrays()
 
@@ -203,6 +202,6 @@ def test_the_log_keeps_terms_that_come_and_go(tmp_path: Path) -> None:
     assert first == rows[0]  # to the last digit
     assert second["kl"] == 1e-30
     assert folder.log(epochs=1) == rows[:1]
-    (tmp_path / "log.csv").write_text("epoch,loss\nx,1\n")
+    folder.write("log.csv", b"epoch,loss\nx,1\n")
     with pytest.raises(RunError, match="log.csv is damaged"):
         folder.log()

@@ -12,7 +12,7 @@ import torch
 from lpbnn.data import Splits
 from lpbnn.model import UncertainModel
 from lpbnn.training import Interrupted, RunConfig
-from lpbnn.training.launch import ending_well, launch
+from lpbnn.training.distributed import ending_well, launch
 from lpbnn.training.run import run
 
 Make = Callable[..., RunConfig]
@@ -54,8 +54,8 @@ def test_before_training_ctrl_c_says_that_nothing_is_lost(
 def test_a_process_ends_when_one_that_it_started_is_gone() -> None:
     """Where no collective notices: the watch alone."""
     code = (
-        "import subprocess, time; from lpbnn.training import launch; launch.LOOK_EVERY = 0.1; "
-        "launch._watch([subprocess.Popen(['false'])]); time.sleep(60)"
+        "import subprocess, time; from lpbnn.training import distributed as d; d.LOOK_EVERY = 0.1; "
+        "d._watch([subprocess.Popen(['false'])]); time.sleep(60)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
     assert done.returncode == 2
@@ -66,7 +66,7 @@ NESTED = """
 import os, signal
 from types import SimpleNamespace
 from lpbnn.training import RunError
-from lpbnn.training.launch import ending_well
+from lpbnn.training.distributed import ending_well
 
 two = SimpleNamespace(world_size=2)
 try:

@@ -1,5 +1,6 @@
 """What a person sees of a training: nothing, lines, a bar, TensorBoard."""
 
+import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,10 +10,10 @@ import pytest
 
 from lpbnn.data import Splits
 from lpbnn.model import UncertainModel
-from lpbnn.training import RunConfig, logs
+from lpbnn.training import RunConfig
 from lpbnn.training.build import DataInfo, build_model
+from lpbnn.training.loop import Training, fit
 from lpbnn.training.rundir import RunDir
-from lpbnn.training.train import Training, fit
 
 Make = Callable[..., RunConfig]
 
@@ -62,6 +63,6 @@ def test_tensorboard_where_it_is_installed(make: Make, splits: Splits, tmp_path:
 def test_tensorboard_that_is_missing_is_told_before_training(
     make: Make, splits: Splits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'lpbnn\[logs\]'"):
         trained(make(tensorboard=True), splits)

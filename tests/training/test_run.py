@@ -102,10 +102,10 @@ def test_damaged_folders_are_told(make: Make, splits: Splits, tmp_path: Path) ->
         if content is None:
             (tmp_path / name).unlink()
         else:
-            (tmp_path / name).write_bytes(content)
+            folder.write(name, content)  # as it would be in a folder that is not of this program
         with pytest.raises(RunError, match=message):
             use()
-        (tmp_path / name).write_bytes(before)
+        folder.write(name, before)
 
     def load() -> Any:
         return load_run(tmp_path)

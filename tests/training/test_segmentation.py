@@ -14,17 +14,18 @@ from memory import PeakMemory
 from torch import Tensor, nn
 
 import lpbnn
-import lpbnn.training.evaluate as evaluation
+import lpbnn.training.evaluation as evaluation
 from lpbnn import data, likelihoods
 from lpbnn.data import Dataset, Splits, files
 from lpbnn.data.augment import batch_indices, epoch_generator
 from lpbnn.data.joint_transforms import JointTransform
 from lpbnn.training import AugmentConfig, EvalConfig, RunConfig, ScheduleConfig
 from lpbnn.training.build import DataInfo, build_model
-from lpbnn.training.feed import AUGMENTATION, ORDER, Feed
+from lpbnn.training.dataloading import AUGMENTATION, ORDER, TrainLoader
+from lpbnn.training.evaluator import Predictor
+from lpbnn.training.loop import fit
+from lpbnn.training.preflight import check_training
 from lpbnn.training.run import load_run, run
-from lpbnn.training.scoring import Predictor
-from lpbnn.training.train import fit
 
 Make = Callable[..., RunConfig]
 TINY: dict[str, Any] = {
@@ -53,7 +54,7 @@ def camvid(tmp_path: Path) -> Path:
 
 def test_a_step_is_the_transformed_batch_of_its_epoch(make: Make, scenes: Splits) -> None:
     config = make(augment=WINDOW, **TINY)
-    feed = Feed(scenes, config)
+    feed = TrainLoader(scenes, config)
     augment = WINDOW.over(scenes.augment)
     assert augment.flip  # the set's own hint
     transform = JointTransform(scenes.mean, scenes.std, augment, void=255)
@@ -73,8 +74,8 @@ def test_a_step_is_the_transformed_batch_of_its_epoch(make: Make, scenes: Splits
 @pytest.mark.parametrize("world", [2, 4])
 def test_processes_share_the_batches_of_one(make: Make, scenes: Splits, world: int) -> None:
     config = make(augment=WINDOW, **TINY)
-    one = list(Feed(scenes, config).epoch(1))
-    shares = [list(Feed(scenes, config, rank=r, world=world).epoch(1)) for r in range(world)]
+    one = list(TrainLoader(scenes, config).epoch(1))
+    shares = [list(TrainLoader(scenes, config, rank=r, world=world).epoch(1)) for r in range(world)]
     for step, whole in enumerate(one[:2]):
         for part in (0, 1):
             assert torch.equal(torch.cat([share[step][part] for share in shares]), whole[part])
@@ -94,7 +95,7 @@ def test_a_process_reads_no_file_of_another(
     monkeypatch.setattr(files.FileDataset, "read_into", noted)
     config = make(**TINY | {"batch_size": 2})
     for rank in (0, 1):
-        list(Feed(splits, config, rank=rank, world=2).epoch(0))
+        list(TrainLoader(splits, config, rank=rank, world=2).epoch(0))
     assert sorted(read) == list(range(6))
 
 
@@ -124,8 +125,8 @@ def test_a_border_without_a_label_is_refused(make: Make, scenes: Splits) -> None
         AugmentConfig(pad=1),
     ):
         with pytest.raises(ValueError, match="'street-scenes' has no ignore_index"):
-            Feed(nameless, make(augment=bad, **TINY))
-    Feed(nameless, make(augment=AugmentConfig(scale=(1.0, 2.0), crop=(16, 16)), **TINY))
+            check_training(make(augment=bad, **TINY), nameless)
+    check_training(make(augment=AugmentConfig(scale=(1.0, 2.0), crop=(16, 16)), **TINY), nameless)
 
 
 def test_labels_without_a_class_are_told_before_training(make: Make, scenes: Splits) -> None:
@@ -133,7 +134,7 @@ def test_labels_without_a_class_are_told_before_training(make: Make, scenes: Spl
     labels[0, 0, :3] = 9  # the anomaly, which has no output
     wrong = replace(scenes, train=Dataset(scenes.train[:][0], labels))
     with pytest.raises(ValueError, match=r"3 training labels are outside 0..8 and are not ignore"):
-        Feed(wrong, make(**TINY))
+        check_training(make(**TINY), wrong)
 
 
 def test_void_may_be_the_number_of_a_class(make: Make, scenes: Splits) -> None:
@@ -141,22 +142,22 @@ def test_void_may_be_the_number_of_a_class(make: Make, scenes: Splits) -> None:
     inputs, labels = scenes.train[:]
     labels = labels.where(labels != 255, 0)
     within = replace(scenes, train=Dataset(inputs, labels), ignore_index=0)
-    Feed(within, make(**TINY))
+    check_training(make(**TINY), within)
     labels = labels.clone()
     labels[0, 0, :3] = 9
     with pytest.raises(ValueError, match=r": 3 training labels are outside 0..8 and are not ignor"):
-        Feed(replace(within, train=Dataset(inputs, labels)), make(**TINY))
+        check_training(make(**TINY), replace(within, train=Dataset(inputs, labels)))
 
 
 def test_classification_may_be_resized_and_coloured_but_not_cropped(
     make: Make, splits: Splits
 ) -> None:
-    feed = Feed(splits, make(augment=AugmentConfig(scale=(0.8, 1.2), colour=0.3)))
+    feed = TrainLoader(splits, make(augment=AugmentConfig(scale=(0.8, 1.2), colour=0.3)))
     x, y = next(iter(feed.epoch(0)))
     assert x.shape == (64, 1, 8, 8)
     assert y.shape == (64,)
     with pytest.raises(ValueError, match=r"augment.crop is \(4, 4\), but 'digits' is no segm"):
-        Feed(splits, make(augment=AugmentConfig(crop=(4, 4))))
+        check_training(make(augment=AugmentConfig(crop=(4, 4))), splits)
 
 
 # --- class weights ---------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ with what is needed to normalise them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,7 @@ __all__ = [
     "NOT_A_CLASS",
     "Augment",
     "Dataset",
+    "Description",
     "Entry",
     "Examples",
     "Splits",
@@ -37,6 +38,7 @@ __all__ = [
     "entry",
     "load",
     "names",
+    "normalise",
     "require_files",
 ]
 
@@ -62,37 +64,46 @@ class Augment(NamedTuple):
     colour: float = 0.0
 
 
-@dataclass(frozen=True, eq=False)
-class Splits:
-    """Everything a run needs to know about a data set.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Description:
+    """Facts about a data set that need none of its examples: `Splits` has them, a stored run keeps them.
 
     `mean` and `std` are per channel (images, on the 0..1 scale) or per feature and come from the
     training part alone, or from ImageNet where pretrained encoders are usual; `target_mean` and
-    `target_std` are for regression. `ood` holds what the network was not trained on; its targets
-    are -1 (`NOT_A_CLASS`) unless the set says otherwise. In segmentation `ignore_index` marks pixels
-    outside every loss and metric and `ood_index` the pixels to be detected. `source` is "embedded",
-    "generated" or the path that was read. A `fingerprint` tells examples that others may replace under
-    the same name: a run is bound to it.
+    `target_std` are for regression. In segmentation `ignore_index` marks pixels outside every loss and
+    metric and `ood_index` the pixels to be detected. `source` is "embedded", "generated" or the path that
+    was read. A `fingerprint` tells examples that others may replace under the same name: a run is bound
+    to it.
     """
 
     name: str
     task: Task
-    train: Examples
-    val: Examples
-    test: Examples
     num_classes: int | None
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    description: str
-    source: str
-    ood: Mapping[str, Examples] = field(default_factory=dict)
+    description: str = ""
+    source: str = ""
     classes: tuple[str, ...] = ()
     target_mean: float = 0.0
     target_std: float = 1.0
     ignore_index: int | None = None
     ood_index: int | None = None
-    augment: Augment = field(default_factory=Augment)
     fingerprint: str = ""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Splits(Description):
+    """Everything a run needs to know about a data set: its description and its examples.
+
+    `ood` holds what the network was not trained on; its targets are -1 (`NOT_A_CLASS`) unless the set
+    says otherwise.
+    """
+
+    train: Examples
+    val: Examples
+    test: Examples
+    ood: Mapping[str, Examples] = field(default_factory=dict)
+    augment: Augment = field(default_factory=Augment)
 
     def __post_init__(self) -> None:
         if (self.num_classes is None) != (self.task == "regression"):
@@ -123,6 +134,23 @@ class Splits:
         """The shape of one input, without the batch: (C, H, W) or (features,)."""
         return self.train.shape
 
+    @property
+    def num_targets(self) -> int:
+        """Numbers to predict per example: regression's targets, otherwise 1."""
+        return self.train[0][1].numel() if self.task == "regression" else 1
+
+    @property
+    def num_train(self) -> int:
+        """Training examples."""
+        return len(self.train)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Examples of "train", "val", "test" and of every out-of-distribution set, "ood/<name>"."""
+        parts = {"train": self.train, "val": self.val, "test": self.test}
+        parts |= {f"ood/{name}": part for name, part in self.ood.items()}
+        return {name: len(part) for name, part in parts.items()}
+
     @cached_property
     def class_counts(self) -> tuple[int, ...]:
         """How many training labels (in segmentation: pixels) each class has; () for regression.
@@ -140,11 +168,7 @@ class Splits:
         >>> f"{x.mean():.3f} {x.std(correction=0):.3f} {x.dtype}"
         '0.000 1.000 torch.float32'
         """
-        x = inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs
-        per_channel = (-1,) + (1,) * (len(self.shape) - 1)
-        mean = torch.tensor(self.mean, dtype=x.dtype, device=x.device).view(per_channel)
-        std = torch.tensor(self.std, dtype=x.dtype, device=x.device).view(per_channel)
-        return (x - mean) / std
+        return normalise(inputs, self.mean, self.std, len(self.shape))
 
     def normalise_targets(self, targets: Tensor) -> Tensor:
         """(y - target_mean) / target_std; changes nothing unless the task is regression.
@@ -167,6 +191,29 @@ class Splits:
             test=self.test.to(device),
             ood={name: data.to(device) for name, data in self.ood.items()},
         )
+
+
+def normalise(
+    inputs: Tensor, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor, dims: int
+) -> Tensor:
+    """Return (x/255 - mean) / std for uint8 images and (x - mean) / std for floats.
+
+    Args:
+        inputs: one input or a batch.
+        mean: a number for each channel or feature.
+        std: the same.
+        dims: dimensions of one input: 3 for images, 1 for features.
+
+    >>> normalise(torch.tensor([[255], [0]], dtype=torch.uint8), [0.5], [0.25], dims=1).tolist()
+    [[2.0], [-2.0]]
+    """
+    x = inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs
+    per_channel = (-1,) + (1,) * (dims - 1)
+    shift, scale = (
+        torch.as_tensor(values, dtype=x.dtype, device=x.device).view(per_channel)
+        for values in (mean, std)
+    )
+    return (x - shift) / scale
 
 
 class Entry(NamedTuple):

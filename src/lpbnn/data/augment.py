@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lpbnn.data import Augment, Examples, Splits
+from lpbnn.data import Augment, Examples, normalise
 
 Padding = Literal["zero", "reflect"]
 
@@ -40,6 +40,44 @@ class Drawn(NamedTuple):
     column: Tensor
 
 
+class Normalise(nn.Module):
+    """Inputs of a data set as its network sees them; the constants are on the device of the module.
+
+    Args:
+        mean: a number for each channel or feature.
+        std: the same.
+        dims: dimensions of one input: 3 for images, 1 for features.
+        channels_last: the memory layout of images.
+
+    >>> Normalise([0.5], [0.25], dims=1)(torch.tensor([[1.0], [0.0]])).tolist()
+    [[2.0], [-2.0]]
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        mean: Sequence[float],
+        std: Sequence[float],
+        dims: int = 3,
+        channels_last: bool = False,
+    ) -> None:
+        super().__init__()
+        self.dims = dims
+        last = channels_last and dims == 3
+        self.memory_format = torch.channels_last if last else torch.contiguous_format
+        # Buffers move with .to(device) once; a tensor made per batch would wait for the device.
+        for name, values in (("mean", mean), ("std", std)):
+            values = torch.tensor(values).view(-1, *(1,) * (dims - 1))
+            self.register_buffer(name, values, persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return a batch, normalised."""
+        x = normalise(inputs, self.mean, self.std, self.dims)
+        return x.contiguous(memory_format=self.memory_format)
+
+
 class Transform(nn.Module):
     """From uint8 pictures (B, C, H, W) to what a network sees; random only where `drawn` is given.
 
@@ -51,9 +89,6 @@ class Transform(nn.Module):
     >>> transform(images, drawn).unique().tolist()  # the padding and the hole are 0
     [0.0, 2.0]
     """
-
-    mean: Tensor
-    std: Tensor
 
     def __init__(
         self,
@@ -71,29 +106,7 @@ class Transform(nn.Module):
             raise ValueError(f"padding={padding!r}; expected 'zero' or 'reflect'.")
         self.augment, self.padding, self.dtype = augment, padding, dtype
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
-        # Buffers move with .to(device) once; a tensor made per batch would wait for the device.
-        for name, values in (("mean", mean), ("std", std)):
-            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
-
-    @classmethod
-    def of(
-        cls,
-        splits: Splits,
-        augment: Augment | None = None,
-        padding: Padding = "zero",
-        dtype: torch.dtype = torch.float32,
-        channels_last: bool = False,
-    ) -> Transform:
-        """The transform that a data set asks for; `augment` replaces its hints.
-
-        >>> from lpbnn import data
-        >>> splits = data.load("digits")
-        >>> x = splits.test.inputs
-        >>> torch.equal(Transform.of(splits)(x), splits.normalise(x))
-        True
-        """
-        chosen = splits.augment if augment is None else augment
-        return cls(splits.mean, splits.std, chosen, padding, dtype, channels_last)
+        self.normalise = Normalise(mean, std)
 
     def draw(self, images: Tensor, generator: torch.Generator, batch: int | None = None) -> Drawn:
         """The random numbers for a batch, from a generator on the device of the images.
@@ -119,10 +132,11 @@ class Transform(nn.Module):
 
     def forward(self, images: Tensor, drawn: Drawn | None = None) -> Tensor:
         """Normalised pictures, (B, C, H, W): as they are, or changed as `drawn` says."""
-        if images.ndim != 4 or images.shape[1] != len(self.mean):
+        channels = len(self.normalise.mean)
+        if images.ndim != 4 or images.shape[1] != channels:
             raise ValueError(
-                f"images have shape {tuple(images.shape)}; expected (batch, {len(self.mean)}, "
-                "height, width), one channel per mean."
+                f"images have shape {tuple(images.shape)}; expected (batch, {channels}, height, "
+                "width), one channel per mean."
             )
         keep = None
         if drawn is not None:
@@ -130,8 +144,7 @@ class Transform(nn.Module):
             if self.augment.cutout:
                 hole = hole_in(images, drawn.row, drawn.column, self.augment.cutout)
                 keep = ~hole if keep is None else keep & ~hole
-        x = images.float() / 255 if images.dtype == torch.uint8 else images
-        x = (x - self.mean) / self.std
+        x = self.normalise(images)
         x = x if keep is None else torch.where(keep, x, 0.0)
         return x.to(self.dtype).contiguous(memory_format=self.memory_format)
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from lpbnn.data import Augment
-from lpbnn.data.augment import Padding, check_generator, hole_in
+from lpbnn.data.augment import Normalise, Padding, check_generator, hole_in
 
 LUMA = (0.299, 0.587, 0.114)
 
@@ -51,8 +51,6 @@ class JointTransform(nn.Module):
     [[1, 1, 255, 255], [1, 1, 255, 255], [255, 255, 255, 255], [255, 255, 255, 255]]
     """
 
-    mean: Tensor
-    std: Tensor
     luma: Tensor
 
     def __init__(
@@ -74,9 +72,9 @@ class JointTransform(nn.Module):
             raise ValueError(f"colour={augment.colour}; expected 0 <= colour < 1.")
         self.augment, self.padding, self.void = augment, padding, void
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        self.normalise = Normalise(mean, std)
         weights = LUMA if len(mean) == 3 else (1 / len(mean),) * len(mean)
-        for name, values in (("mean", mean), ("std", std), ("luma", weights)):
-            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
+        self.register_buffer("luma", torch.tensor(weights).view(-1, 1, 1), persistent=False)
 
     def draw(self, images: Tensor, generator: torch.Generator, batch: int | None = None) -> Chance:
         """The random numbers for a batch; all nine whatever is in use, so that the crops do not
@@ -104,7 +102,7 @@ class JointTransform(nn.Module):
         x, inside_x = self._inside(x, size[1])
         keep = inside_y[:, :, None] & inside_x[:, None, :]  # (B, h, w)
         pixels = self._coloured(interpolated(images, y, x), keep, chance)
-        pixels = (pixels - self.mean) / self.std
+        pixels = self.normalise(pixels)
         shown = keep[:, None]
         if self.augment.cutout:
             row, column = (chance.row * height).long(), (chance.column * width).long()

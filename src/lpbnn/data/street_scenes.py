@@ -67,9 +67,11 @@ def load(
     ]
     unit = parts[0].inputs.double().transpose(0, 1).flatten(1) / 255
     return Splits(
-        "street-scenes",
-        "segmentation",
-        *parts,
+        name="street-scenes",
+        task="segmentation",
+        train=parts[0],
+        val=parts[1],
+        test=parts[2],
         num_classes=len(CLASSES),
         classes=CLASSES,
         mean=tuple(unit.mean(1).tolist()),

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,10 @@ from lpbnn import plots
 from lpbnn.backbones.deeplab import DeepLab
 from lpbnn.data.files import header, read_images, read_scene, scaled
 from lpbnn.model import UncertainModel
-from lpbnn.predict import Prediction, predict
 from lpbnn.report.pictures import round_top
+from lpbnn.training import EvalConfig, RunConfig
 from lpbnn.training.build import DataInfo
+from lpbnn.training.evaluator import Predictor
 from lpbnn.training.files import finite
 
 COLUMNS = ("label", "confidence", "total", "aleatoric", "epistemic", "score")
@@ -32,22 +32,17 @@ SHOWN = 4  # classes named in the terminal
 Answer = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(Predictor):
     """A trained model, and how it is to be asked."""
 
-    model: UncertainModel
-    data: DataInfo
-    samples: int = 4
-    seed: int = 0
-
-    def __call__(self, images: torch.Tensor, keep_members: bool = True) -> Prediction:
-        """The answer for raw images, uint8 (N, C, H, W)."""
-        x = self.data.normalise(images)
-        how = {"samples": self.samples, "seed": self.seed, "keep_members": keep_members}
+    def __init__(
+        self, model: UncertainModel, data: DataInfo, samples: int = 4, seed: int = 0
+    ) -> None:
         # Scenes are asked one by one.
-        chunk = None if self.data.task == "segmentation" else AT_ONCE
-        return predict(self.model, x, chunk=chunk, **how)
+        chunk = None if data.task == "segmentation" else AT_ONCE
+        config = RunConfig(seed=seed, evaluate=EvalConfig(samples=samples, chunk=chunk))
+        super().__init__(model, data, config, torch.device("cpu"))
+        self.data = data
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from lpbnn.report import entries
 from lpbnn.report.colours import assign
 from lpbnn.report.entries import Entry, content, is_entry
 from lpbnn.training.build import DataInfo, resolved
-from lpbnn.training.config import INCIDENTAL, RunConfig, from_data
+from lpbnn.training.config import MAY_DIFFER, RunConfig, from_data
 from lpbnn.training.files import RunError
 from lpbnn.training.rundir import RunDir
 
@@ -264,7 +264,7 @@ def essential(settings: Settings) -> Settings:
     kept: Settings = {
         key: float(value) if type(value) is int else value  # -2 and -2.0 are one setting
         for key, value in settings.items()
-        if key not in INCIDENTAL
+        if key not in MAY_DIFFER["seeds"]
         and not (key in REMOVED and value == REMOVED[key])  # those that were off
     }
     if kept.get(WEIGHTS):  # where the file lies says nothing of what is in it

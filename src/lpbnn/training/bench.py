@@ -26,9 +26,10 @@ from lpbnn.build import build
 from lpbnn.model import UncertainModel
 from lpbnn.predict import predict
 from lpbnn.training.bench_options import PLAIN, Setup
-from lpbnn.training.launch import launch
+from lpbnn.training.cuda_graph import WARM_UP
+from lpbnn.training.distributed import launch
 from lpbnn.training.memory import peak_memory_of, state_bytes
-from lpbnn.training.step import WARM_UP, Step, fast_convolutions
+from lpbnn.training.step import Step, fast_convolutions
 
 Work = Callable[[], object]
 Row = dict[str, Any]  # the result of ``Bench.measure``, as it stands in a JSON record

@@ -1,4 +1,4 @@
-"""From a config to data and a model, and back to the model when the data is not at hand."""
+"""From a config to its data and its model; the model alone needs ``DataInfo`` only."""
 
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -8,73 +8,42 @@ from torch import Tensor
 
 from lpbnn import backbones, data, methods
 from lpbnn.build import build
-from lpbnn.data import Splits, Task
+from lpbnn.data import Description, Splits
 from lpbnn.likelihoods import class_weights
 from lpbnn.model import UncertainModel
 from lpbnn.training.config import RunConfig, validate
 
 
-@dataclass(frozen=True)
-class DataInfo:
-    """What of a data set a model depends on: kept in the run folder, so the data may be elsewhere."""
+@dataclass(frozen=True, kw_only=True)
+class DataInfo(Description):
+    """What a model depends on of its data: kept in the run folder, so the data may be elsewhere.
 
-    name: str
-    task: Task
+    Args:
+        shape: of one input: (C, H, W) or (features,).
+        num_targets: numbers to predict per example: regression's targets, otherwise 1.
+        num_train: training examples.
+        sizes: examples of "train", "val", "test" and of every out-of-distribution set, "ood/<name>".
+        class_counts: training labels of each class, in segmentation pixels.
+    """
+
     shape: tuple[int, ...]
-    """Of one input: (C, H, W) or (features,)."""
-    num_classes: int | None
     num_targets: int
-    """Numbers to predict per example: regression's targets, otherwise 1."""
     num_train: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    classes: tuple[str, ...] = ()
-    target_mean: float = 0.0
-    target_std: float = 1.0
-    ignore_index: int | None = None
-    ood_index: int | None = None
     sizes: dict[str, int] = field(default_factory=dict)
-    """Examples of "train", "val", "test" and of every out-of-distribution set, "ood/<name>"."""
     class_counts: tuple[int, ...] = ()
-    """Training labels of each class, in segmentation pixels."""
-    description: str = ""
-    source: str = ""
-    fingerprint: str = ""
 
     def __post_init__(self) -> None:
         validate(self)
 
     @classmethod
     def of(cls, splits: Splits) -> "DataInfo":
-        """What ``splits`` says of itself.
+        """Return what ``splits`` says of itself.
 
         >>> info = DataInfo.of(data.load("digits"))
         >>> info.task, info.shape, info.num_classes, info.sizes["ood/photos"]
         ('classification', (1, 8, 8), 10, 800)
         """
-        parts = {"train": splits.train, "val": splits.val, "test": splits.test}
-        parts |= {f"ood/{name}": part for name, part in splits.ood.items()}
-        regression = splits.task == "regression"
-        return cls(
-            name=splits.name,
-            task=splits.task,
-            shape=splits.shape,
-            num_classes=splits.num_classes,
-            num_targets=splits.train[0][1].numel() if regression else 1,
-            num_train=len(splits.train),
-            mean=splits.mean,
-            std=splits.std,
-            classes=splits.classes,
-            target_mean=splits.target_mean,
-            target_std=splits.target_std,
-            ignore_index=splits.ignore_index,
-            ood_index=splits.ood_index,
-            sizes={name: len(part) for name, part in parts.items()},
-            class_counts=splits.class_counts,
-            description=splits.description,
-            source=splits.source,
-            fingerprint=splits.fingerprint,
-        )
+        return cls(**{field.name: getattr(splits, field.name) for field in fields(cls)})
 
     @property
     def outputs(self) -> int:
@@ -82,20 +51,17 @@ class DataInfo:
         return self.num_classes or 2 * self.num_targets
 
     def normalise(self, inputs: Tensor) -> Tensor:
-        """Raw inputs to what the network was trained on, as ``Splits.normalise`` does."""
-        x = inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs
-        shape = (-1,) + (1,) * (len(self.shape) - 1)
-        mean, std = (torch.tensor(v, dtype=x.dtype).view(shape) for v in (self.mean, self.std))
-        return (x - mean.to(x.device)) / std.to(x.device)
+        """Return raw inputs as the network was trained on them."""
+        return data.normalise(inputs, self.mean, self.std, len(self.shape))
 
 
 def load_data(config: RunConfig) -> Splits:
-    """The data set that a config names."""
+    """Return the data set that a config names."""
     return data.load(config.data, config.data_root, **config.data_options)
 
 
 def resolved(config: RunConfig) -> RunConfig:
-    """The config with every option of its method written out: defaults may change, a run does not.
+    """Return the config with every option of its method written out: defaults may change, a run does not.
 
     ``num_data`` stays out unless it was given: it belongs to the data.
 
@@ -110,7 +76,7 @@ def resolved(config: RunConfig) -> RunConfig:
 
 
 def build_model(config: RunConfig, info: DataInfo) -> UncertainModel:
-    """The model of a config, freshly initialised from its seed; torch's generators stay as they were.
+    """Return the model of a config, initialised from its seed; torch's generators stay as they were.
 
     >>> config = RunConfig(method="lpbnn", backbone="small-cnn", data="digits")
     >>> model = build_model(config, DataInfo.of(load_data(config)))
@@ -151,7 +117,7 @@ def _class_weights(config: RunConfig, info: DataInfo) -> list[float] | None:
 
 
 def _backbone_options(config: RunConfig, info: DataInfo) -> dict[str, Any]:
-    """The config's options, and the size of the pictures for a network that has to know it."""
+    """Return the config's options, and the size of the pictures for a network that has to know it."""
     options = dict(config.backbone_options)
     square = len(info.shape) == 3 and info.shape[1] == info.shape[2]
     if square and "image_size" in backbones.load(config.backbone).options():

@@ -37,31 +37,25 @@ T = TypeVar("T")
 Severity: TypeAlias = Literal[1, 2, 3, 4, 5]
 Precision: TypeAlias = Literal["32", "bf16", "fp16"]
 
-# What may differ between the seeds of one row: where and how fast a run went, not what it is.
-INCIDENTAL = {
-    "seed",
-    *("data_root", "data_options.checksum"),
-    *("device", "devices", "nodes", "strategy", "compile", "memory_budget", "graph"),
-    *("progress", "tensorboard", "checkpoint_every", "validate_every"),
-    *("evaluate.batch_size", "evaluate.chunk", "evaluate.examples"),
-    *("evaluate.corruption_root", "evaluate.frost"),  # the results say which they were
-    "method_options.num_data",
+# Where and how fast a run goes, and what is shown of it.
+_CIRCUMSTANCES = {
+    *("data_root", "device", "devices", "nodes", "strategy", "compile", "memory_budget", "graph"),
+    *("checkpoint_every", "progress", "tensorboard"),
 }
-# Settings that may differ when a run is resumed: where and how fast it runs, what is shown and measured.
-FREE = (
-    "data_root",
-    "device",
-    "devices",
-    "nodes",
-    "strategy",
-    "compile",
-    "memory_budget",
-    "graph",
-    "checkpoint_every",
-    "progress",
-    "tensorboard",
-    "evaluate",
-)
+# Settings, by path, in which two runs may differ that count as the same for a purpose.
+MAY_DIFFER: dict[str, set[str]] = {
+    # a stopped run, and the run that goes on with it
+    "resume": {*_CIRCUMSTANCES, "evaluate"},
+    # the runs of one row of a table, and the members of an ensemble
+    "seeds": {
+        *_CIRCUMSTANCES,
+        *("seed", "validate_every", "data_options.checksum", "method_options.num_data"),
+        *("evaluate.batch_size", "evaluate.chunk", "evaluate.examples"),
+        *("evaluate.corruption_root", "evaluate.frost"),  # the results say which they were
+    },
+    # the same data (``DataInfo``) in another place; computed numbers have another last bit elsewhere
+    "data": {"source", "description", "class_counts", "mean", "std", "target_mean", "target_std"},
+}
 
 
 @dataclass(frozen=True)
@@ -133,7 +127,7 @@ class AugmentConfig:
         _require(window, f"augment.crop is {crop}", "height and width, such as 360 480")
 
     def over(self, hints: "Augment") -> "Augment":
-        """These settings, and the data set's hints where they are None.
+        """Return these settings, and the data set's hints if they are None.
 
         >>> from lpbnn.data import Augment
         >>> AugmentConfig(cutout=0).over(Augment(pad=4, flip=True, cutout=16))
@@ -245,21 +239,21 @@ class RunConfig:
         _require(warmup == 0 or warmup < self.epochs, given, "fewer than there are")
 
     def to_data(self) -> dict[str, Any]:
-        """As plain dictionaries and lists."""
+        """Return plain dictionaries and lists."""
         return to_data(self)
 
     @classmethod
     def from_data(cls, data: Any) -> "RunConfig":
-        """From plain dictionaries; an unknown key is answered with the nearest name."""
+        """Read plain dictionaries; an unknown key is answered with the nearest name."""
         return from_data(cls, data)
 
     def to_json(self) -> str:
-        """As indented JSON."""
+        """Return indented JSON."""
         return json.dumps(self.to_data(), indent=1, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> "RunConfig":
-        """What ``to_json`` wrote."""
+        """Read what ``to_json`` wrote."""
         return cls.from_data(json.loads(text))
 
 
@@ -309,7 +303,7 @@ def _explain(error: ValidationError, where: str, given: Any) -> str:
 
 
 def from_data(cls: type[T], data: Any, where: str = "") -> T:
-    """The dataclass ``cls`` from what ``to_data`` made of it; missing keys take their defaults."""
+    """Return the dataclass ``cls`` from what ``to_data`` made of it; missing keys take their defaults."""
     name = where or cls.__name__
     if not isinstance(data, Mapping):
         raise ValueError(f"{name} is {data!r}; expected a mapping of its fields.")
@@ -324,7 +318,7 @@ def from_data(cls: type[T], data: Any, where: str = "") -> T:
 
 
 def to_data(value: Any) -> Any:
-    """Dataclasses as dictionaries, tuples as lists: what ``json.dumps`` takes."""
+    """Return dataclasses as dictionaries and tuples as lists: what ``json.dumps`` takes."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_data(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -332,8 +326,25 @@ def to_data(value: Any) -> Any:
     return [to_data(item) for item in value] if isinstance(value, tuple | list) else value
 
 
+def changes(one: Any, two: Any, purpose: str) -> list[str]:
+    """Return what two dataclasses disagree in and may not, as ``path: one -> two``.
+
+    Args:
+        purpose: a key of ``MAY_DIFFER``.
+
+    >>> changes(RunConfig(seed=1, epochs=3), RunConfig(device="cpu"), "seeds")
+    ['epochs: 3 -> 15']
+    """
+
+    def allowed(change: str) -> bool:
+        path = change.partition(":")[0]
+        return bool({path, path.partition(".")[0]} & MAY_DIFFER[purpose])
+
+    return [c for c in differences(to_data(one), to_data(two)) if not allowed(c)]
+
+
 def differences(one: Any, two: Any, where: str = "") -> list[str]:
-    """What two results of ``to_data`` disagree in, as ``path: one -> two``.
+    """Return what two results of ``to_data`` disagree in, as ``path: one -> two``.
 
     >>> differences({"optim": {"lr": 0.1, "name": "sgd"}}, {"optim": {"lr": 0.05, "name": "sgd"}})
     ['optim.lr: 0.1 -> 0.05']
@@ -352,7 +363,7 @@ def _tuples(value: Any) -> Any:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """An option whose type is its method's business: anything that JSON can hold."""
+    """Return an option whose type is its method's business: anything that JSON can hold."""
     if isinstance(value, tuple | list):
         return tuple(_plain(item, f"{where}[{i}]") for i, item in enumerate(value))
     if isinstance(value, Mapping):

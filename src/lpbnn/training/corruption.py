@@ -1,4 +1,4 @@
-"""cA and cE: the test images, corrupted in fifteen ways, and what remains of the metrics."""
+"""cA and cE: the metrics on the test images, corrupted in fifteen ways."""
 
 import math
 from collections.abc import Iterator
@@ -18,49 +18,17 @@ from lpbnn.data.corruptions import (
     corrupt,
     read_official,
 )
-from lpbnn.data.corruptions.generate import SMALLEST_SIDE, frost_kind
+from lpbnn.data.corruptions.generate import frost_kind
 from lpbnn.metrics import DiversityMetrics, corruption_means
-from lpbnn.training.build import DataInfo
 from lpbnn.training.config import EvalConfig
-from lpbnn.training.ranks import Ranks
-from lpbnn.training.scoring import Predictor
-from lpbnn.training.tally import NotFinite
-from lpbnn.training.task_tally import ClassificationTally
+from lpbnn.training.distributed import Ranks
+from lpbnn.training.evaluator import ClassificationEvaluator, NotFinite, Predictor
 
 SEED = 0  # of the corruptions, whatever the run's: all methods meet the same images
 
 
-def corruptible(info: DataInfo) -> bool:
-    """Whether the fifteen are defined here: labelled grey or colour images of some size."""
-    images = len(info.shape) == 3 and info.shape[0] in (1, 3)
-    return images and min(info.shape[1:]) >= SMALLEST_SIDE and info.task == "classification"
-
-
-def check_corruptions(settings: EvalConfig, info: DataInfo) -> None:
-    """Better before the training than after it."""
-    if settings.corruptions and not corruptible(info):
-        raise ValueError(
-            f"evaluate.corruptions is on, but {info.name!r} has the task {info.task} and inputs of "
-            f"shape {info.shape}; the corruptions are for the classification of grey or colour "
-            f"images of at least {SMALLEST_SIDE}x{SMALLEST_SIDE}. Fix: evaluate.corruptions=False."
-        )
-    if settings.corruptions and settings.frost and not Path(settings.frost).is_dir():
-        raise ValueError(
-            f"evaluate.frost is {settings.frost!r}, which is no folder; expected the published frost "
-            "pictures. Fix: correct the path, or leave it out for procedural frost."
-        )
-    if settings.corruptions and settings.corruption_root:
-        try:
-            Path(settings.corruption_root).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ValueError(
-                f"evaluate.corruption_root is {settings.corruption_root!r}, which is no folder and cannot "
-                f"become one ({error}). Fix: correct the path, or leave it out."
-            ) from error
-
-
 class _Found(NamedTuple):
-    """What one corrupted set gave."""
+    """The results of one corrupted set."""
 
     name: str
     severity: str
@@ -71,7 +39,7 @@ class _Found(NamedTuple):
 
 
 def corruption_results(predictor: Predictor, splits: Splits) -> dict[str, Any]:
-    """Metrics of every set, their means by severity and over all; the members' diversity on them.
+    """Return the metrics of every set, their means by severity and over all, and the members' diversity.
 
     Processes share the sets: each is made and measured by one of them.
     """
@@ -104,20 +72,20 @@ def corruption_results(predictor: Predictor, splits: Splits) -> dict[str, Any]:
 
 
 def _measured(predictor: Predictor, test: Dataset) -> tuple[list[_Found], DiversityMetrics | None]:
-    """Every set's numbers, in order, and one count of the members' agreement over all sets."""
+    """Return every set's numbers, in order, and one count of the members' agreement over all sets."""
     mine: list[_Found] = []
     diversity: DiversityMetrics | None = None
     for made in _sets(test, predictor.settings, predictor.ranks):
-        tally = ClassificationTally(predictor.info, predictor.device)
-        predictor.over(Dataset(made.images, test.targets), tally, alone=True)
+        evaluator = ClassificationEvaluator(predictor.info, predictor.device)
+        predictor.over(Dataset(made.images, test.targets), evaluator, alone=True)
         metrics, error = {}, ""
         try:
-            metrics = tally.metrics()
+            metrics = evaluator.metrics()
         except NotFinite as problem:  # all processes have to learn of it
             error = str(problem)
         where = (made.name, str(made.severity), made.origin, made.frost)
         mine.append(_Found(*where, metrics, error))
-        diversity = _joined(diversity, tally.diversity)
+        diversity = _joined(diversity, evaluator.diversity)
     states = None if diversity is None else diversity.cpu()
     everyone = predictor.ranks.gather((mine, states))
     shares = [share for share, _ in everyone]
@@ -136,7 +104,7 @@ def _joined(
 
 
 def _sets(test: Dataset, settings: EvalConfig, ranks: Ranks) -> Iterator[CorruptedSet]:
-    """The sets of this process."""
+    """Yield the sets of this process."""
     root, archive = settings.corruption_root, None
     if root is not None:
         archive = _archive(test, settings, Path(root), ranks)
@@ -152,7 +120,7 @@ def _sets(test: Dataset, settings: EvalConfig, ranks: Ranks) -> Iterator[Corrupt
 
 
 def _archive(test: Dataset, settings: EvalConfig, root: Path, ranks: Ranks) -> Archive:
-    """The published files in ``root`` where they are, otherwise what was generated there."""
+    """Return the published files in ``root`` if it has them, otherwise those generated there."""
     published = (root / f"{CORRUPTIONS[0]}.npy").is_file() and not any(root.glob("*.json"))
     if not published:
         ranks.wait()  # nobody writes before all have looked

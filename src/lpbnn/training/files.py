@@ -1,9 +1,11 @@
-"""Writing so that a reader sees the old file or the whole new one, and reading with clear errors."""
+"""Reading and writing files: atomic, never through a symlink, with errors that say what to do."""
 
 import errno
 import json
 import math
 import os
+import secrets
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ from lpbnn.training import archive
 
 CONFIG = "config.json"  # what makes a folder that of a run
 _PIECE = 2**24  # bytes per write
+# A link is not followed, a pipe without a writer not waited for. Windows has neither flag, and needs the third.
+_FLAGS = sum(getattr(os, flag, 0) for flag in ("O_RDONLY", "O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
 
 
 class RunError(ValueError):
@@ -23,15 +27,19 @@ class Interrupted(KeyboardInterrupt):
 
 
 def write_atomic(path: Path, data: bytes | memoryview) -> None:
-    """Put ``data`` at ``path``: written beside it, flushed to the disk, then renamed.
+    """Put ``data`` at ``path``: written to a new file beside it, flushed to the disk, then renamed.
 
-    Whatever happens on the way (a kill, a full disk), what was at ``path`` before is still there.
+    Whatever happens on the way (a kill, a full disk), what was at ``path`` before is still there. A symlink
+    at ``path`` is replaced, not followed. The name of the new file cannot be predicted, and the file must
+    not exist: nobody can have put a link to another file there.
+
+    Raises:
+        RunError: if the disk is full or the folder cannot be written to.
     """
-    # One fixed name: what a killed run leaves behind is overwritten, not collected.
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     view = memoryview(data).cast("B")
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             for start in range(0, len(view), _PIECE):
                 file.write(view[start : start + _PIECE])
             file.flush()
@@ -54,18 +62,61 @@ def write_atomic(path: Path, data: bytes | memoryview) -> None:
         raise
 
 
+def is_leftover(name: str) -> bool:
+    """Return True for the temporary file of a killed process, or what a file manager drops everywhere."""
+    return name in (".DS_Store", "Thumbs.db") or (name.startswith(".") and name.endswith(".tmp"))
+
+
+def read_regular(path: Path) -> bytes:
+    """Return the content of a regular file; symlinks, pipes and devices are refused.
+
+    Raises:
+        RunError: if ``path`` is something else than a file, or a link.
+    """
+    try:
+        handle = os.open(path, _FLAGS)
+    except OSError as error:
+        if path.is_symlink():
+            raise _irregular(path) from error
+        raise _unreadable(path, error) from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise _irregular(path)
+    with os.fdopen(handle, "rb") as file:
+        return file.read()
+
+
+def _irregular(path: Path) -> RunError:
+    return RunError(
+        f"{path} is a link, a pipe or a folder; a run folder holds plain files only. Fix: do not use the "
+        "folder if it is not yours; otherwise put the file itself there."
+    )
+
+
 def write_json(path: Path, data: Any) -> None:
-    """JSON, atomically. Numbers that JSON does not have (NaN, infinity) become null."""
-    text = json.dumps(finite(data), indent=1, allow_nan=False) + "\n"
-    write_atomic(path, text.encode())
+    """Write JSON atomically. Numbers that JSON does not have (NaN, infinity) become null."""
+    write_atomic(path, to_json(data))
+
+
+def to_json(data: Any) -> bytes:
+    """Return indented JSON; numbers that JSON does not have become null."""
+    return (json.dumps(finite(data), indent=1, allow_nan=False) + "\n").encode()
 
 
 def read_json(path: Path) -> Any:
-    """What ``write_json`` wrote, or a ``RunError``."""
-    text = read_bytes(path)
+    """Return what ``write_json`` wrote, or raise a ``RunError``."""
+    return from_json(read_bytes(path), path)
+
+
+def from_json(text: bytes, path: Path) -> Any:
+    """Return the content of a JSON file.
+
+    Raises:
+        RunError: if it is no JSON; the message names ``path``.
+    """
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(
             f"{path} is damaged: it is no JSON ({error}). Fix: restore it from a copy, or start the "
             "run again with overwrite."
@@ -73,7 +124,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file of a run folder, or a ``RunError`` that says what is missing.
+    """Return the content of a file, or raise a ``RunError`` that says what is missing.
 
     A path may go through an archive of records: ``records.tar.xz/cifar10-fast/a.json``.
     """
@@ -81,26 +132,30 @@ def read_bytes(path: Path) -> bytes:
         return _read_member(*found)
     try:
         return path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        folder = path.parent
-        if not folder.exists():
-            what = f"{folder} does not exist. Fix: check the path of the run folder."
-        elif not folder.is_dir():
-            what = f"{folder} is a file; expected the folder of a run."
-        elif not (folder / CONFIG).exists() and (among := _runs_in(folder)):
-            what = (
-                f"{folder} is a folder of runs, no run itself: it holds {_some_of(among)}. Fix: give one "
-                f"of them, or several, as {folder}/*"
-            )
-        else:
-            held = _some_of(sorted(p.name for p in folder.iterdir())) or "nothing"
-            what = (
-                f"{folder} has no {path.name}; it holds {held}. Fix: give the folder of a run, or "
-                "resume it if it was not finished."
-            )
-        raise RunError(what) from error
     except OSError as error:
-        raise RunError(f"{path} could not be read: {error}.") from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> RunError:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        return RunError(f"{path} could not be read: {error}.")
+    folder = path.parent
+    if not folder.exists():
+        what = f"{folder} does not exist. Fix: check the path of the run folder."
+    elif not folder.is_dir():
+        what = f"{folder} is a file; expected the folder of a run."
+    elif not (folder / CONFIG).exists() and (among := _runs_in(folder)):
+        what = (
+            f"{folder} is a folder of runs, no run itself: it holds {_some_of(among)}. Fix: give one "
+            f"of them, or several, as {folder}/*"
+        )
+    else:
+        held = _some_of(sorted(p.name for p in folder.iterdir())) or "nothing"
+        what = (
+            f"{folder} has no {path.name}; it holds {held}. Fix: give the folder of a run, or "
+            "resume it if it was not finished."
+        )
+    return RunError(what)
 
 
 def _read_member(file: Path, name: str) -> bytes:

@@ -1,6 +1,5 @@
 """What a person sees of a run while it goes: a progress bar, or a line per epoch, or TensorBoard."""
 
-import importlib.util
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -73,15 +72,6 @@ def _moving(epochs: int, steps: int, start: int) -> tuple[Any, Any]:
     bar = Progress(*columns, console=Console(stderr=True))
     done, total = start * steps, epochs * steps
     return bar, bar.add_task("", total=total, completed=done, epoch=start, epochs=epochs, text="")
-
-
-def check_tensorboard(asked: bool) -> None:
-    """Better before the first epoch than after the last."""
-    if asked and importlib.util.find_spec("tensorboard") is None:
-        raise ValueError(
-            "tensorboard is asked for and not installed. Fix: pip install 'lpbnn[logs]', or "
-            "tensorboard=False; log.csv holds the same numbers."
-        )
 
 
 @contextmanager

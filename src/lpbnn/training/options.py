@@ -16,7 +16,7 @@ from tyro.conf import Positional, arg
 from lpbnn import methods, registry, source
 from lpbnn.source import Option
 from lpbnn.training.config import (
-    FREE,
+    MAY_DIFFER,
     EvalConfig,
     RunConfig,
     differences,
@@ -206,11 +206,12 @@ def resumed(start: RunConfig, typed: RunConfig, folder: Path, others: Sequence[s
 
     changes = differences(to_data(start), to_data(typed))
     names = [change.partition(":")[0].replace("_options", "") for change in changes]
-    fixed = [name for name in names if name.partition(".")[0] not in FREE] + list(others)
+    free = MAY_DIFFER["resume"]
+    fixed = [name for name in names if name.partition(".")[0] not in free] + list(others)
     if fixed:
         raise ValueError(
             f"--resume goes on with the settings of {folder}; it cannot take {', '.join(fixed)}. Fix: "
             "leave them out, or train anew with another -o."
         )
     own = RunDir(folder).config_as_measured()
-    return replace(own, **{name: getattr(typed, name) for name in FREE})
+    return replace(own, **{name: getattr(typed, name) for name in free})

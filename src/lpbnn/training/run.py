@@ -1,33 +1,31 @@
 """From a config to a finished run folder, and from the folder back to the model."""
 
 import time
-from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
 from lpbnn.data import Splits
 from lpbnn.model import UncertainModel
-from lpbnn.training import logs
 from lpbnn.training.build import DataInfo, build_model, load_data, resolved
-from lpbnn.training.config import FREE, EvalConfig, RunConfig, differences
-from lpbnn.training.corruption import check_corruptions
+from lpbnn.training.config import EvalConfig, RunConfig, changes
+from lpbnn.training.distributed import Ranks, ending_well, launch
 from lpbnn.training.environment import environment
-from lpbnn.training.evaluate import Evaluation, evaluate
+from lpbnn.training.evaluation import Evaluation, evaluate
+from lpbnn.training.evaluator import NotFinite
 from lpbnn.training.files import RunError
-from lpbnn.training.launch import ending_well, launch
-from lpbnn.training.optim import matching
+from lpbnn.training.loop import Training, fit
+from lpbnn.training.preflight import check_corruptions, preflight
 from lpbnn.training.rundir import RunDir
-from lpbnn.training.tally import NotFinite
-from lpbnn.training.train import Training, fit
-from lpbnn.training.tryout import try_out
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
+Plan = Literal["fresh", "resume", "finished"]
 FORMAT = 1  # of results.json; raised when a key changes its meaning
 
 
@@ -73,43 +71,52 @@ def run(
     config = target.config_as_measured() if config is None else resolved(config)
     fabric = launch(config)
     early = "stopped before anything was trained or measured. Start it again the same way."
-    with ending_well(fabric, lambda: early):
-        return _run(config, target, fabric, resume, overwrite, splits)
+    with ending_well(fabric, lambda: early), ExitStack() as lock:
+        return _run(config, target, fabric, lock, resume, overwrite, splits)
 
 
 def _run(
     config: RunConfig,
     target: RunDir,
     fabric: "Fabric",
+    lock: ExitStack,
     resume: bool,
     overwrite: bool,
     splits: Splits | None,
 ) -> dict[str, Any]:
-    """The run of one process."""
-    plan = _together(fabric, lambda: _plan(config, target, resume, overwrite))
-    if plan == "finished":
-        if config.to_data()["evaluate"] == target.results()["evaluate"]:
-            return target.results()
-        # Trained already, but measured otherwise.
-        root = config.data_root
-        return reevaluate(target.path, config.evaluate, splits, fabric, root, trust=True)
-    with fabric.rank_zero_first(local=True):  # one process of a node fetches files, the others read
-        splits = splits if splits is not None else load_data(config)
-    info = DataInfo.of(splits)
-    if plan == "resume":
-        target.require_data(info)
-    check_corruptions(config.evaluate, info)
-    logs.check_tensorboard(config.tensorboard)
-    model = build_model(config, info)
-    for pattern in config.optim.parts:
-        matching(model, pattern)  # told before anything is written
-    try_out(model, config, splits, info)
-    if fabric.is_global_zero:
-        if overwrite and plan == "fresh":
+    """Run in one process; rank 0 holds the lock of the folder until ``lock`` is closed."""
+    ranks, locked = Ranks(fabric), False
+
+    def plan() -> Plan:
+        nonlocal locked
+        if target.path.is_dir():  # one that is not there is made once the checks are passed
+            lock.enter_context(target.locked())
+            locked = True
+        return _plan(config, target, resume, overwrite)
+
+    def begin() -> None:
+        if not locked:
+            lock.enter_context(target.locked())
+            _plan(config, target, resume, overwrite)  # another process may have begun meanwhile
+        if planned == "fresh":
             target.clear()
         target.prepare(config, info)
         target.add_session(environment(fabric.device, fabric.world_size))
-    training = fit(model, splits, config, fabric, target, resume=plan == "resume")
+
+    planned = ranks.rank_zero(plan)
+    if planned == "finished" and config.to_data()["evaluate"] == target.results()["evaluate"]:
+        return target.results()
+    with fabric.rank_zero_first(local=True):  # one process of a node fetches files, the others read
+        splits = splits if splits is not None else load_data(config)
+    info = DataInfo.of(splits)
+    if planned == "finished":  # trained already, but measured otherwise
+        return _measure_again(target, config, splits, fabric)
+    if planned == "resume":
+        target.require_data(info)
+    model = build_model(config, info)
+    preflight(model, config, splits, info, fabric.world_size)
+    ranks.rank_zero(begin)
+    training = fit(model, splits, config, fabric, target, resume=planned == "resume")
     over = "training is over, the evaluation was stopped. Resume with: lpbnn train --resume"
     with ending_well(fabric, lambda: f"{over} {target.path}"):
         if fabric.is_global_zero:
@@ -120,11 +127,12 @@ def _run(
 def load_run(
     folder: str | Path, device: torch.device | str = "cpu", trust: bool = False
 ) -> LoadedRun:
-    """The model of a trained run; its data is not needed.
+    """Return the model of a trained run; its data is not needed.
 
-    With ``trust`` the module of its own backbone (MODULE:NAME) is imported, which runs that module's code.
+    ``lpbnn.predict(loaded.model, loaded.data.normalise(images))`` predicts for raw inputs.
 
-    ``loaded.data.normalise(images)`` prepares raw inputs, ``lpbnn.predict(loaded.model, x)`` answers.
+    Args:
+        trust: import the module of the run's own backbone (MODULE:NAME), which runs that module's code.
     """
     source = RunDir(folder)
     source.require_trust(trust)
@@ -143,26 +151,35 @@ def reevaluate(
     folder: str | Path,
     settings: EvalConfig | None = None,
     splits: Splits | None = None,
-    fabric: "Fabric | None" = None,
     data_root: str | None = None,
     trust: bool = False,
 ) -> dict[str, Any]:
-    """Measure a trained run again, with other settings where given; the folder keeps the new results."""
+    """Measure a trained run again, with other settings if given; the folder keeps the new results."""
     target = RunDir(folder)
-    model = load_run(folder, trust=trust).model
+    target.require_trust(trust)
     then = target.config_as_measured()
     root = then.data_root if data_root is None else data_root
     config = replace(then, evaluate=settings or then.evaluate, data_root=root)
-    train = target.results()["train"]
+    target.results()  # an unfinished run is refused before its data is loaded
     splits = splits if splits is not None else load_data(config)
-    target.require_data(DataInfo.of(splits))
-    fabric = fabric or launch(replace(config, devices=1, nodes=1, strategy="auto"))
-    again = environment(fabric.device, fabric.world_size)
+    fabric = launch(replace(config, devices=1, nodes=1, strategy="auto"))
+    with target.locked():
+        return _measure_again(target, config, splits, fabric)
+
+
+def _measure_again(
+    target: RunDir, config: RunConfig, splits: Splits, fabric: "Fabric"
+) -> dict[str, Any]:
+    info = DataInfo.of(splits)
+    target.require_data(info)
+    check_corruptions(config.evaluate, info)
+    model = load_run(target.path, trust=True).model
+    train, again = target.results()["train"], environment(fabric.device, fabric.world_size)
     return _measure(target, model, splits, config, fabric, train, measured_again=again)
 
 
-def _plan(config: RunConfig, target: RunDir, resume: bool, overwrite: bool) -> str:
-    """ "fresh", "resume" or "finished"; a ``RunError`` where the folder forbids what is asked."""
+def _plan(config: RunConfig, target: RunDir, resume: bool, overwrite: bool) -> Plan:
+    """Return what is to be done; a ``RunError`` if the folder forbids what is asked."""
     if resume and overwrite:
         raise RunError("resume and overwrite exclude each other. Fix: give one of them.")
     state = target.state()
@@ -173,28 +190,12 @@ def _plan(config: RunConfig, target: RunDir, resume: bool, overwrite: bool) -> s
         resume_it = f"resume it (lpbnn train --resume {target.path}), "
         fix = ("" if state == "finished" else resume_it) + "overwrite it (--overwrite)"
         raise RunError(f"{target.path} holds {what}. Fix: {fix}, or give another folder.")
-    before, now = target.config().to_data(), config.to_data()
-    changed = [c for c in differences(before, now) if c.split(".")[0].split(":")[0] not in FREE]
-    if changed:
+    if changed := changes(target.config(), config, "resume"):
         raise RunError(
             f"the run in {target.path} was started with another config: {'; '.join(changed)}. "
             "Fix: resume it with its own (config=None), or give another folder."
         )
     return "finished" if state == "finished" else "resume"
-
-
-def _together(fabric: "Fabric", decide: Callable[[], str]) -> str:
-    """What rank 0 decides, in every process; its error as well, so that none is left waiting."""
-    answer: tuple[str, str] = ("", "")
-    if fabric.is_global_zero:
-        try:
-            answer = (decide(), "")
-        except RunError as error:
-            answer = ("", str(error))
-    plan, problem = fabric.broadcast(answer)
-    if problem:
-        raise RunError(problem)
-    return plan
 
 
 def _train_results(training: Training, config: RunConfig) -> dict[str, Any]:
@@ -224,7 +225,7 @@ def _measure(
     train: dict[str, Any],
     **known: Any,
 ) -> dict[str, Any]:
-    """Evaluate and write; the results go last, because they say that the run is finished."""
+    """Evaluate and write; the results last, because they say that the run is finished."""
     found = measured(model, splits, config, fabric, train)
     if not fabric.is_global_zero:
         return {}
@@ -240,7 +241,7 @@ def measured(
     fabric: "Fabric",
     train: dict[str, Any],
 ) -> Evaluation:
-    """All that ``results.json`` holds, what is known of the training included, and the arrays."""
+    """Return all that ``results.json`` holds, the results of the training included, and the arrays."""
     started = time.perf_counter()
     try:
         found = evaluate(model, splits, config, fabric)

@@ -1,4 +1,4 @@
-"""The run folder, where the stages meet: what is in it, and how it is read and written safely.
+"""The run folder: what is in it, and how it is read and written safely.
 
 ===================  ===============================================================================
 config.json          the resolved ``RunConfig``
@@ -10,20 +10,25 @@ weights.safetensors  the final weights, once training is over
 results.json         every number; its presence says that the run is finished. ``measured_again``: the
                      environment of the evaluation, where that was not part of a start
 predictions.npz      the arrays behind the report's figures
+manifest.json        the SHA-256 digest of each file, compared whenever the file is read
 tensorboard/         where asked for
 ===================  ===============================================================================
 
-A joined run (``lpbnn.training.join``) was not trained, and has no log and no checkpoint.
+A run made by ``ensemble_from_runs`` was not trained, and has no log and no checkpoint.
 
-Every file is written beside its place and renamed: a run that is killed, or meets a full disk, keeps
-the previous one whole.
+Every file is replaced as a whole, and the digest of its new content is in the manifest before that: a run
+that is killed at any moment can be resumed or started again. One process at a time writes to a folder: it
+holds a lock. Symlinks in the folder are never followed.
 """
 
 import csv
+import hashlib
 import io
+import os
 import shutil
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -33,17 +38,29 @@ import torch
 from torch import Tensor, nn
 
 from lpbnn import methods, registry
-from lpbnn.training import weights
+from lpbnn.training import checkpoint
 from lpbnn.training.build import DataInfo, resolved
 from lpbnn.training.config import EvalConfig, RunConfig, from_data, to_data
-from lpbnn.training.files import CONFIG, RunError, read_bytes, read_json, write_atomic, write_json
+from lpbnn.training.files import (
+    CONFIG,
+    RunError,
+    from_json,
+    is_leftover,
+    read_regular,
+    to_json,
+    write_atomic,
+)
+
+try:
+    import fcntl
+except ImportError:  # Windows: runs are not locked
+    fcntl = None  # type: ignore[assignment]
 
 DATA, ENVIRONMENT = "data.json", "environment.json"
 LOG, CHECKPOINT, WEIGHTS = "log.csv", "checkpoint.pt", "weights.safetensors"
 RESULTS, PREDICTIONS, TENSORBOARD = "results.json", "predictions.npz", "tensorboard"
-FILES = (CONFIG, DATA, ENVIRONMENT, LOG, CHECKPOINT, WEIGHTS, RESULTS, PREDICTIONS)
-
-KEYS = {"epochs", "diverged", "seconds", "peak_memory", "model", "optimizer", "precision"}
+MANIFEST = "manifest.json"
+FILES = (MANIFEST, CONFIG, DATA, ENVIRONMENT, LOG, CHECKPOINT, WEIGHTS, RESULTS, PREDICTIONS)
 
 LEARNED_FROM = ("shape", "classes", "num_train")  # more data of other kinds may come later
 
@@ -62,49 +79,117 @@ class RunDir:
         return self.path / name
 
     def state(self) -> State:
-        """ "empty" (or not there), "unfinished" or "finished"; anything else is no run folder."""
+        """Return "empty" (or not there), "unfinished" or "finished"; anything else is no run folder."""
         if not self.path.exists():
             return "empty"
         if not self.path.is_dir():
             raise RunError(f"{self.path} is a file; expected a folder. Fix: give another path.")
-        found = {p.name for p in self.path.iterdir() if not _is_leftover(p.name)}
-        if not found:
+        found = {p.name for p in self.path.iterdir() if not is_leftover(p.name)}
+        if CONFIG in found:
+            return "finished" if RESULTS in found else "unfinished"
+        # A run that was killed before its config was written leaves what the manifest lists.
+        if found <= set(FILES) and found - {MANIFEST} <= self.digests().keys():
             return "empty"
-        if CONFIG not in found:
-            held = ", ".join(sorted(found)[:8])
-            raise RunError(
-                f"{self.path} is not empty and no run folder: it holds {held} and no {CONFIG}. "
-                "Fix: give a new or empty folder."
-            )
-        return "finished" if RESULTS in found else "unfinished"
+        held = ", ".join(sorted(found)[:8])
+        raise RunError(
+            f"{self.path} is not empty and no run folder: it holds {held} and no {CONFIG}. "
+            "Fix: give a new or empty folder."
+        )
 
     def is_stopped(self) -> bool:
-        """Whether it holds a run that was begun and is not finished."""
+        """Return True if it holds a run that was begun and is not finished."""
         return (self / CONFIG).is_file() and not (self / RESULTS).exists()
 
-    def make(self) -> None:
-        """The folder itself, where it is not there yet."""
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Make the folder and lock it inside the block, or for as long as the process lives.
+
+        Raises:
+            RunError: if another process has the lock, or the folder cannot be made.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.path, os.O_RDONLY) if fcntl else -1
         except OSError as error:
             raise RunError(f"{self.path} could not be made: {error}.") from error
+        try:
+            if fcntl:
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    raise RunError(
+                        f"another process is writing to {self.path}: a run that goes on. Fix: wait for its "
+                        "end, stop it, or give another folder."
+                    ) from error
+            for name in FILES:  # of a process that was killed
+                for leftover in self.path.glob(f".{name}.*.tmp"):
+                    leftover.unlink(missing_ok=True)
+            yield
+        finally:
+            if fcntl:
+                os.close(handle)
+
+    def digests(self) -> dict[str, list[str]]:
+        """Return the SHA-256 digests that each file may have: two while it is being replaced."""
+        if not os.path.lexists(self / MANIFEST):
+            return {}
+        manifest = from_json(read_regular(self / MANIFEST), self / MANIFEST)
+        files = manifest.get("files") if isinstance(manifest, dict) else None
+        if not isinstance(files, dict) or not all(isinstance(one, list) for one in files.values()):
+            raise RunError(f"{self / MANIFEST} is damaged. Fix: restore it from a copy.")
+        return files
+
+    def write(self, name: str, content: bytes | memoryview) -> None:
+        """Replace a file of the run; its digest is in the manifest before the file is there."""
+        digests, new = self.digests(), hashlib.sha256(content).hexdigest()
+        before = digests.get(name, [])
+        if before != [new]:
+            self._write_digests({**digests, name: [*before, new]})
+        write_atomic(self / name, content)
+        if before and before != [new]:
+            self._write_digests({**digests, name: [new]})
+
+    def _write_digests(self, digests: Mapping[str, list[str]]) -> None:
+        write_atomic(self / MANIFEST, to_json({"sha256 of": "the files", "files": digests}))
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a file of the run.
+
+        Raises:
+            RunError: if it is not there, a symlink, or not what was written.
+        """
+        before = self.digests()
+        content = read_regular(self / name)
+        digest = hashlib.sha256(content).hexdigest()
+        # Another process may have replaced the file meanwhile.
+        known = before.get(name, [digest])
+        if digest not in known and digest not in self.digests().get(name, []):
+            raise RunError(
+                f"{self / name} ({len(content):,} bytes) is damaged or was changed: its digest is not the one "
+                f"in {MANIFEST}. Fix: restore it from a copy, or train again with overwrite."
+            )
+        return content
+
+    def read_json(self, name: str) -> Any:
+        """Return the content of a JSON file of the run."""
+        return from_json(self.read(name), self / name)
 
     def prepare(self, config: RunConfig, data: DataInfo) -> None:
-        """Make the folder and write what is known before training."""
-        self.make()
-        write_json(self / DATA, to_data(data))
-        write_json(self / CONFIG, config.to_data())
+        """Write what is known before training; the config last, with which the folder is a run."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.write(DATA, to_json(to_data(data)))
+        self.write(CONFIG, to_json(config.to_data()))
 
     def clear(self) -> None:
         """Remove the run, and only what a run writes."""
-        # The config goes last: a folder without it counts as foreign.
+        # The manifest goes last: a folder without it and without a config counts as foreign.
         for name in reversed(FILES):
             (self / name).unlink(missing_ok=True)
-            (self / f".{name}.tmp").unlink(missing_ok=True)
-        shutil.rmtree(self / TENSORBOARD, ignore_errors=True)
+        if not (self / TENSORBOARD).is_symlink():
+            shutil.rmtree(self / TENSORBOARD, ignore_errors=True)
 
     def config(self) -> RunConfig:
-        """The config the run was started with."""
+        """Return the config the run was started with."""
 
         def read(stored: Any) -> RunConfig:
             config = from_data(RunConfig, stored)
@@ -114,7 +199,7 @@ class RunDir:
         return self._fitting(CONFIG, read)
 
     def config_as_measured(self) -> RunConfig:
-        """The config; measured again, a run is what it was measured with last."""
+        """Return the config; measured again, a run is what it was measured with last."""
         config = self.config()
 
         def measured(results: Any) -> RunConfig:
@@ -123,8 +208,8 @@ class RunDir:
         return self._fitting(RESULTS, measured) if (self / RESULTS).exists() else config
 
     def require_trust(self, trust: bool) -> None:
-        """A ``RunError`` where the config names modules to import and ``trust`` is False."""
-        config = read_json(self / CONFIG)
+        """Raise a ``RunError`` if the config names modules to import and ``trust`` is False."""
+        config = self.read_json(CONFIG)
         names = [str(config.get(key, "")) for key in ("data", "backbone")]
         try:
             registry.require_trust(names, self.path, trust)
@@ -132,11 +217,11 @@ class RunDir:
             raise RunError(str(error)) from error
 
     def data(self) -> DataInfo:
-        """What of its data the run's model depends on."""
+        """Return what of its data the run's model depends on."""
         return self._fitting(DATA, lambda stored: from_data(DataInfo, stored))
 
     def require_data(self, now: DataInfo) -> None:
-        """A ``RunError`` where the data at hand is not what this run learned from.
+        """Raise a ``RunError`` if the data at hand is not what this run learned from.
 
         Among the test pictures of other data may be some that it was trained on.
         """
@@ -151,7 +236,7 @@ class RunDir:
                 )
 
     def _fitting(self, name: str, read: Callable[[Any], T]) -> T:
-        stored = read_json(self / name)
+        stored = self.read_json(name)
         try:
             return read(stored)
         except (ValueError, TypeError, KeyError) as error:
@@ -159,14 +244,15 @@ class RunDir:
 
     def add_session(self, environment: dict[str, Any]) -> None:
         """Record one more start of this run."""
-        write_json(self / ENVIRONMENT, {"sessions": [*self.sessions(), environment]})
+        self.write(ENVIRONMENT, to_json({"sessions": [*self.sessions(), environment]}))
 
     def sessions(self) -> list[dict[str, Any]]:
-        """The environment of each start of this run."""
-        return read_json(self / ENVIRONMENT)["sessions"] if (self / ENVIRONMENT).exists() else []
+        """Return the environment of each start of this run."""
+        there = (self / ENVIRONMENT).exists()
+        return self._fitting(ENVIRONMENT, lambda stored: stored["sessions"]) if there else []
 
     def write_log(self, rows: list[Row]) -> None:
-        """The whole log, again: a few hundred rows, and never half a row."""
+        """Write the whole log, again: a few hundred rows, and never half a row."""
         columns = list(dict.fromkeys(key for row in rows for key in row))
         # The loss may gain a term along the way; the timings stay at the end for the eye.
         last = [name for name in ("images_per_second", "seconds") if name in columns]
@@ -175,90 +261,91 @@ class RunDir:
         writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-        write_atomic(self / LOG, text.getvalue().encode())
+        self.write(LOG, text.getvalue().encode())
 
     def log(self, epochs: int | None = None) -> list[Row]:
-        """The rows of the log, of the first ``epochs`` epochs."""
-        lines = csv.DictReader(io.StringIO(read_bytes(self / LOG).decode()))
+        """Return the rows of the log, or those of the first ``epochs`` epochs."""
         try:
+            lines = csv.DictReader(io.StringIO(self.read(LOG).decode()))
             rows = [{key: float(value) for key, value in row.items() if value} for row in lines]
             for row in rows:
                 row["epoch"] = int(row["epoch"])
+        except RunError:
+            raise
         except (ValueError, KeyError, TypeError) as error:
             raise RunError(f"{self / LOG} is damaged: {error!r}. Fix: restore a copy.") from error
         return [row for row in rows if epochs is None or row["epoch"] <= epochs]
 
     def save_checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Everything that is needed to go on; plain containers and tensors only."""
-        # Through memory: torch.save to a file on a full disk leaves no exception one can rely on.
-        buffer = io.BytesIO()
-        torch.save(dict(state), buffer)
-        write_atomic(self / CHECKPOINT, buffer.getbuffer())
+        """Write everything that is needed to go on."""
+        self.write(CHECKPOINT, checkpoint.to_bytes(state))
 
     def checkpoint(self, device: torch.device | str = "cpu") -> dict[str, Any] | None:
-        """The last checkpoint; None where the run was stopped before its first one."""
+        """Return the last checkpoint; None if the run was stopped before its first one."""
         path = self / CHECKPOINT
         if not path.exists():
             return None
-        content = read_bytes(path)
-        try:
-            state = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
-            if missing := KEYS - set(state):
-                raise KeyError(f"it lacks {', '.join(sorted(missing))}")
-        except Exception as error:  # bytes that are no checkpoint can fail in any way at all
-            reason = str(error).splitlines()[0] if str(error) else repr(error)
-            raise RunError(
-                f"{path} is damaged or cut short ({reason}). Fix: restore it from a copy, or delete "
-                "it and resume: the run then starts from the first epoch."
-            ) from error
-        return state
+        return checkpoint.from_bytes(self.read(CHECKPOINT), device, str(path))
 
     def save_weights(self, model: nn.Module) -> None:
-        """The model's state."""
-        write_atomic(self / WEIGHTS, weights.to_bytes(model.state_dict()))
+        """Write the model's state."""
+        self.write(WEIGHTS, checkpoint.to_safetensors(model.state_dict()))
 
     def load_weights(self, model: nn.Module) -> None:
         """Put the run's weights into a model of the same architecture."""
-        path = self / WEIGHTS
-        weights.restore(model, weights.read(read_bytes(path), str(path)), str(path))
+        checkpoint.restore(model, self.state_dict(), str(self / WEIGHTS))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The weights by name, on the CPU."""
-        return weights.read(read_bytes(self / WEIGHTS), str(self / WEIGHTS))
+        """Return the weights by name, on the CPU."""
+        return checkpoint.read(self.read(WEIGHTS), str(self / WEIGHTS))
+
+    def tensorboard(self) -> Path:
+        """Return the folder of TensorBoard's files."""
+        path = self / TENSORBOARD
+        if path.is_symlink():
+            raise RunError(f"{path} is a link, through which nothing is written. Fix: remove it.")
+        return path
 
     def write_results(self, results: Mapping[str, Any]) -> None:
-        """The numbers; from now on the run is finished."""
-        write_json(self / RESULTS, dict(results))
+        """Write the numbers; from now on the run is finished."""
+        self.write(RESULTS, to_json(dict(results)))
 
     def results(self) -> dict[str, Any]:
-        """The numbers of a finished run."""
+        """Return the numbers of a finished run.
+
+        Raises:
+            RunError: if the run is not finished, or they are another run's.
+        """
         if self.is_stopped():
             raise RunError(
                 f"the run in {self.path} is not finished: it has no {RESULTS}. Fix: resume it."
             )
-        return read_json(self / RESULTS)
+        results = self.read_json(RESULTS)
+        if (self / CONFIG).exists():
+            config = self.read_json(CONFIG)
+            for key in ("method", "seed"):
+                if config.get(key) != results.get(key):
+                    raise RunError(
+                        f"{self / RESULTS} is of {key} {results.get(key)!r}, {CONFIG} beside it of "
+                        f"{config.get(key)!r}: two runs were mixed. Fix: train again with overwrite."
+                    )
+        return results
 
     def write_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """The arrays of the report, compressed."""
+        """Write the arrays of the report, compressed."""
         buffer = io.BytesIO()
         objects = [name for name, array in arrays.items() if array.dtype == object]
         if objects:  # numpy would pickle them, and nothing here is ever unpickled
             raise TypeError(f"{', '.join(objects)}: expected numbers or strings, got objects.")
         np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-        write_atomic(self / PREDICTIONS, buffer.getbuffer())
+        self.write(PREDICTIONS, buffer.getbuffer())
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The arrays of the report; none are unpickled."""
-        path = self / PREDICTIONS
+        """Return the arrays of the report; none are unpickled."""
+        content = self.read(PREDICTIONS)
         try:
-            with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as stored:
+            with np.load(io.BytesIO(content), allow_pickle=False) as stored:
                 return {name: stored[name] for name in stored.files}
         except (ValueError, EOFError, zipfile.BadZipFile) as error:
-            if isinstance(error, RunError):
-                raise
-            raise RunError(f"{path} is damaged ({error}). Fix: evaluate the run again.") from error
-
-
-def _is_leftover(name: str) -> bool:
-    """A half-written file of a killed run, or what a file manager drops everywhere."""
-    return name in (".DS_Store", "Thumbs.db") or (name.startswith(".") and name.endswith(".tmp"))
+            what = f"{self / PREDICTIONS} is damaged ({error}). Fix: evaluate the run again."
+            raise RunError(what) from error

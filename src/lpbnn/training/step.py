@@ -1,14 +1,15 @@
-"""One training step, all of it on the device; on one GPU it is replayed as a CUDA graph.
+"""One training step: loss, gradients, clipping, optimizer, the model's ``after_step``, sums for the log.
 
-A step is loss, gradients, clipping, the optimizer, the model's ``after_step`` and the sums for the log.
-A small network's step is hundreds of kernels of a few microseconds, which the host cannot start as fast
-as they end. So the step is recorded once and then started as a whole: the host only hands over the next
-batch and the learning rate, which live in tensors.
+All of it is on the device; on one GPU it is replayed as a CUDA graph (``cuda_graph``). The learning rate is
+a pure function of the step: nothing to save or restore.
 """
 
+import math
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,14 +21,11 @@ from lpbnn.kernels.row_norm import RowNorm, use_row_norms
 from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.model import LossStep, Terms, UncertainModel, as_call
 from lpbnn.rank_one.ensemble import RankOneEnsemble
-from lpbnn.training.config import RunConfig
-from lpbnn.training.optim import make_optimizer, recordable, set_rate
+from lpbnn.training.config import RunConfig, ScheduleConfig
+from lpbnn.training.cuda_graph import Recording, recordable, records
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
-
-WARM_UP = 3  # ordinary steps before the recording: kernels are chosen, the optimizer gets its state
-TRIES = 3  # a GPU that others use at the same time may refuse a recording once
 
 
 class TrainStep(LossStep):
@@ -100,7 +98,7 @@ class Step:
         self.ready()
 
     def ready(self) -> None:
-        """To be called when the optimizer's state was replaced."""
+        """Prepare for an optimizer whose state was replaced."""
         if self.recording is not None:
             self.recording.forget()
             recordable(self.optimizer, self.fabric.device)
@@ -146,69 +144,8 @@ class Step:
         self.sums.add_(torch.stack([*values, torch.ones_like(values[0])]), alpha=len(y))
 
 
-def records(config: RunConfig, fabric: "Fabric") -> bool:
-    """Whether the step is recorded: on one GPU alone, without fp16's scaling of the loss."""
-    alone = fabric.world_size == 1 and config.strategy == "auto"
-    one_gpu = fabric.device.type == "cuda" and alone
-    return config.graph and one_gpu and config.precision != "fp16"
-
-
-class Recording:
-    """``work(x, y)``, replayed as a CUDA graph after a few ordinary calls; other shapes work as ever."""
-
-    def __init__(self, work: Callable[[Any, Tensor], None], device: torch.device) -> None:
-        self.work, self.device = work, device
-        self.stream = torch.cuda.Stream(device)
-        self.warm_up, self.tries = WARM_UP, TRIES
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.x = self.y = torch.empty(0)
-
-    def forget(self) -> None:
-        """Record anew, after an ordinary step: what the last recording did not do is chosen there."""
-        self.graph = None
-        self.warm_up = max(self.warm_up, 1)
-
-    def on_its_stream(self) -> AbstractContextManager[Any]:
-        """Gradients remember the stream they were first made on: all steps run on this one."""
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        return torch.cuda.stream(self.stream)
-
-    def __call__(self, x: Tensor, y: Tensor) -> None:
-        if self.warm_up:
-            self.warm_up -= 1
-            self.work(x, y)
-            return
-        if self.graph is None:
-            self.x, self.y = x.clone(), y.clone()
-            self.graph = self._record()
-        if self.graph is None or x.shape != self.x.shape or y.shape != self.y.shape:
-            self.work(x, y)
-            return
-        self.x.copy_(x)
-        self.y.copy_(y)
-        self.graph.replay()
-
-    def _record(self) -> torch.cuda.CUDAGraph | None:
-        """The step as a graph; None if it failed and may be tried again with the next batch."""
-        graph = torch.cuda.CUDAGraph()
-        self.tries -= 1
-        try:
-            with torch.cuda.graph(graph, stream=self.stream):
-                self.work(self.x, self.y)
-        except RuntimeError as error:
-            if self.tries:
-                return None
-            error.add_note(
-                "The training step could not be recorded as a CUDA graph: it waits for the device or "
-                "depends on values in Python. Fix: graph=False (--no-graph)."
-            )
-            raise
-        self.tries = TRIES
-        return graph
-
-
 class Means:
-    """The means of a step's sums on the host, a little late: nobody waits but at the end of an epoch."""
+    """The means of a step's sums, copied to the host without waiting but at the end of an epoch."""
 
     def __init__(self, step: Step) -> None:
         self.step, self.fabric = step, step.fabric
@@ -216,7 +153,7 @@ class Means:
         self.copied: torch.cuda.Event | None = None
 
     def peek(self) -> dict[str, float] | None:
-        """What has arrived since the last call, if anything has; several processes must agree, and wait."""
+        """Return what has arrived since the last call, if anything has; several processes wait for it."""
         if self.fabric.device.type != "cuda" or self.fabric.world_size > 1:
             return self.read()
         arrived = None
@@ -232,13 +169,106 @@ class Means:
         return arrived
 
     def read(self) -> dict[str, float]:
-        """The means so far over all processes: the one place that waits for the device."""
+        """Return the means so far over all processes; waits for the device."""
         sums = self.fabric.all_reduce(self.step.sums.clone(), reduce_op="sum")
         return self._means(sums.tolist())  # type: ignore[union-attr]
 
     def _means(self, sums: list[float]) -> dict[str, float]:
         means = {name: s / sums[-1] for name, s in zip(self.step.names, sums, strict=True)}
         return {**means, "examples": sums[-1]}
+
+
+def make_optimizer(
+    model: UncertainModel, config: RunConfig, device: torch.device, capturable: bool = False
+) -> torch.optim.Optimizer:
+    """Return SGD or AdamW over the model's own groups; each remembers its full rate as ``initial_lr``.
+
+    Args:
+        capturable: its steps will be recorded as part of a CUDA graph.
+    """
+    optim = config.optim
+    groups = model.parameter_groups(weight_decay=optim.weight_decay, lr=optim.lr)
+    for pattern, factor in optim.parts.items():
+        groups = _slowed(groups, matching(model, pattern), factor, optim.lr)
+    for group in groups:
+        group["initial_lr"] = group.setdefault("lr", optim.lr)
+    # One kernel for all weights. It unscales fp16 gradients itself, and so cannot be clipped before.
+    scaled = config.precision == "fp16" and optim.clip is not None
+    fused = True if device.type == "cuda" and not scaled else None
+    if optim.name == "adamw":
+        betas = (optim.momentum, 0.999)
+        return torch.optim.AdamW(groups, optim.lr, betas, fused=fused, capturable=capturable)
+    return torch.optim.SGD(
+        groups, optim.lr, momentum=optim.momentum, nesterov=optim.nesterov, fused=fused
+    )
+
+
+def matching(model: UncertainModel, pattern: str) -> set[int]:
+    """Return the ids of the parameters whose path in the network (of each member) fits a glob."""
+    # A model holds its network as ``net``, an ensemble a list of them.
+    prefix = r"^net\." if model.networks == [model.net] else r"^net\.\d+\."
+    paths = {id(p): re.sub(prefix, "", name) for name, p in model.named_parameters()}
+    found = {key for key, path in paths.items() if fnmatchcase(path, pattern)}
+    if not found:
+        tops = ", ".join(dict.fromkeys(path.partition(".")[0] for path in paths.values()))
+        raise ValueError(
+            f"optim.parts[{pattern!r}] matches no parameter; expected globs of paths below {tops}, such "
+            f"as {tops.partition(',')[0]}.*"
+        )
+    return found
+
+
+def _slowed(
+    groups: list[dict[str, Any]], chosen: set[int], factor: float, lr: float
+) -> list[dict[str, Any]]:
+    """Return groups with the chosen parameters apart, at ``factor`` times the rate of the others."""
+    made = []
+    for group in groups:
+        there = [p for p in group["params"] if id(p) in chosen]
+        rest = [p for p in group["params"] if id(p) not in chosen]
+        made += [{**group, "params": rest}] if rest else []
+        made += [{**group, "params": there, "lr": factor * group.get("lr", lr)}] if there else []
+    return made
+
+
+def set_rate(optimizer: torch.optim.Optimizer, scale: float) -> None:
+    """Give every group ``scale`` times its full rate."""
+    for group in optimizer.param_groups:
+        rate = group["initial_lr"] * scale
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def factor(schedule: ScheduleConfig, step: int, steps_per_epoch: int, epochs: int) -> float:
+    r"""Return what ``optim.lr`` is multiplied by at ``step``, counted from 0 over the whole run.
+
+    After a linear warm-up, with t in [0, 1) the progress through the rest:
+
+    - constant: 1
+    - step: gamma ^ (number of milestones reached)
+    - cosine: :math:`(1 + \cos \pi t) / 2`
+    - poly: :math:`(1 - t)^{power}`
+
+    >>> step = ScheduleConfig("step", milestones=(1, 2))
+    >>> [round(factor(step, s, steps_per_epoch=2, epochs=3), 4) for s in range(6)]
+    [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]
+    >>> cosine = ScheduleConfig("cosine", warmup=1)
+    >>> [round(factor(cosine, s, steps_per_epoch=2, epochs=3), 4) for s in range(6)]
+    [0.5, 1.0, 1.0, 0.8536, 0.5, 0.1464]
+    """
+    warmup = round(schedule.warmup * steps_per_epoch)
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(1, epochs * steps_per_epoch - warmup)
+    if schedule.name == "cosine":
+        return (1 + math.cos(math.pi * progress)) / 2
+    if schedule.name == "poly":
+        return (1 - progress) ** schedule.power
+    if schedule.name == "step":
+        return schedule.gamma ** sum(step >= m * steps_per_epoch for m in schedule.milestones)
+    return 1.0
 
 
 @contextmanager

@@ -141,6 +141,16 @@ def test_an_interrupted_run_leaves_no_file_that_counts(
     assert len(list(cached(images, tmp_path, names=["fog"]))) == 5
 
 
+def test_labels_of_the_users_own_are_never_overwritten(images: Tensor, tmp_path: Path) -> None:
+    mine = tmp_path / "labels.npy"
+    np.save(mine, np.arange(3))
+    before = mine.read_bytes()
+    with pytest.raises(FileExistsError, match=r"labels.npy was not written by cached\(\)"):
+        cached(images, tmp_path, torch.zeros(len(images), dtype=torch.int64), names=["fog"])
+    assert mine.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [mine]
+
+
 def test_published_files_are_never_overwritten(images: Tensor, tmp_path: Path) -> None:
     rows = publish(tmp_path)
     with pytest.raises(FileExistsError, match=r"was not written by cached\(\).*read_official"):

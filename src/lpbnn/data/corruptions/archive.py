@@ -158,7 +158,7 @@ def _replace(path: Path, write: Iterable[np.ndarray] | str) -> None:
     """Write beside `path` and rename: a reader sees the old file or the whole new one."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             if isinstance(write, str):
                 file.write(write.encode())
             else:
@@ -186,6 +186,22 @@ def _is_fresh(root: Path, name: str, recipe: Recipe) -> bool:
         warnings.warn(f"{path} is damaged (checksum); it is generated again.", stacklevel=4)
         return False
     return True
+
+
+def _check_labels_file(root: Path, labels: np.ndarray) -> None:
+    """Refuse to replace labels that `cached` did not write: a folder of its own has recipes."""
+    path = root / "labels.npy"
+    if not path.exists() or any(_recipe_path(root, name).exists() for name in CORRUPTIONS):
+        return
+    try:
+        same = np.array_equal(np.load(path, allow_pickle=False), labels)
+    except (ValueError, EOFError, OSError):
+        same = False
+    if not same:
+        raise FileExistsError(
+            f"{path} was not written by cached() (no recipes beside it) and is not overwritten. Fix: give "
+            "another folder."
+        )
 
 
 def _write(root: Path, name: str, recipe: Recipe, sets: Iterable[Tensor]) -> None:
@@ -227,6 +243,10 @@ def cached(
             f"cached() got {len(images)} images and labels of shape {tuple(labels.shape)} up to "
             f"{labels.max()}; give one class per image, 0 to 255 (the published files are uint8)."
         )
+    tiled = None
+    if labels is not None:
+        tiled = labels.cpu().repeat(len(SEVERITIES)).numpy().astype(np.uint8)
+        _check_labels_file(root, tiled)
     root.mkdir(parents=True, exist_ok=True)
     source = hashlib.sha256(images.cpu().numpy().tobytes()).hexdigest()
     for name in names:
@@ -241,8 +261,7 @@ def cached(
         }
         if not _is_fresh(root, name, recipe):
             _write(root, name, recipe, (corrupt(images, name, s, seed, frost) for s in SEVERITIES))
-    if labels is not None:
-        tiled = labels.cpu().repeat(len(SEVERITIES)).numpy().astype(np.uint8)
+    if tiled is not None:
         _replace(root / "labels.npy", [tiled])
     kind = frost_kind(frost) if "frost" in names else None
     return Archive(root, len(images), "generated", kind, names, labels)

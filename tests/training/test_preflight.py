@@ -13,8 +13,8 @@ from lpbnn import backbones, data, methods
 from lpbnn.data import Dataset, Splits
 from lpbnn.training import RunConfig, RunError
 from lpbnn.training.build import DataInfo, build_model
+from lpbnn.training.preflight import check_network
 from lpbnn.training.run import run
-from lpbnn.training.tryout import try_out
 
 Make = Callable[..., RunConfig]
 NETS: dict[str, backbones.Entry] = {}  # as a file outside the package declares its own
@@ -118,5 +118,5 @@ def test_what_fits_passes_with_every_method(
     except ValueError as error:
         assert f"{method} has no task={task!r}" in str(error)  # noqa: PT017
         return
-    try_out(model, config, sets[task], info)
+    check_network(model, config, sets[task], info)
     assert model.training  # given back as it was

@@ -1,4 +1,4 @@
-"""Lightning Fabric, set up from a config: devices, processes, precision; and how processes end."""
+"""Processes of a run: how Fabric starts them, what they share, how they end."""
 
 import atexit
 import importlib
@@ -10,10 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 
 from lpbnn.training.config import RunConfig
 from lpbnn.training.files import Interrupted, RunError
@@ -21,8 +21,9 @@ from lpbnn.training.files import Interrupted, RunError
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
+T = TypeVar("T")
 LOOK_EVERY = 1.0  # seconds, at the other processes
-# What a collective says when a process at the other end is gone, by gloo, NCCL and the store between.
+# Errors of collectives of gloo, NCCL and the store when a process at the other end is gone.
 LOST = (
     "gloo",
     "Connection closed",
@@ -35,9 +36,9 @@ LOST = (
 
 
 def launch(config: RunConfig) -> "Fabric":
-    """The processes and the device of a run, ready to use.
+    """Return Fabric with the processes, the device and the precision of a run.
 
-    Under torchrun every process comes here and finds its place. Otherwise, with more than one device,
+    Under torchrun every process calls this and finds its place. Otherwise, with more than one device,
     Fabric starts the other processes by running the same command again.
 
     >>> fabric = launch(RunConfig(device="cpu"))
@@ -66,7 +67,7 @@ def launch(config: RunConfig) -> "Fabric":
 
 
 def _fabric() -> Any:
-    """Fabric, under either of the names it is published by; imported late, as it takes seconds."""
+    """Return Fabric's module by either of its names; imported late, as it takes seconds."""
     try:
         module = importlib.import_module("lightning.fabric")
     except ModuleNotFoundError:
@@ -86,7 +87,7 @@ def _accelerator(config: RunConfig) -> str:
 
 
 def _processes(config: RunConfig, accelerator: str) -> tuple[int, int]:
-    """Processes per node and nodes; torchrun has decided both already where it started us."""
+    """Return processes per node and nodes; torchrun has decided both already where it started us."""
     devices, nodes = config.devices, config.nodes
     if distributed.is_available() and distributed.is_torchelastic_launched():
         devices, world = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
@@ -118,9 +119,74 @@ def _precision(config: RunConfig, accelerator: str, mixed: Any) -> dict[str, Any
     return {"plugins": [Autocast(name, device=accelerator)]}
 
 
+class Ranks:
+    """This process among those of a run; without a fabric it is the only one.
+
+    ``gather``, ``agree`` and ``wait`` are collectives: every process has to call them, or the others wait.
+
+    >>> ranks = Ranks()
+    >>> list(ranks.share(3)), ranks.gather("mine"), ranks.agree(True)
+    ([0, 1, 2], ['mine'], True)
+    """
+
+    def __init__(self, fabric: "Fabric | None" = None) -> None:
+        self.rank = 0 if fabric is None else fabric.global_rank
+        self.world = 1 if fabric is None else fabric.world_size
+
+    def share(self, count: int) -> range:
+        """Return which of ``count`` pieces of work are this process's: every ``world``-th."""
+        return range(self.rank, count, self.world)
+
+    def gather(self, mine: T) -> list[T]:
+        """Return what every process gives, in the order of the ranks; tensors should be on the CPU."""
+        if self.world == 1:
+            return [mine]
+        everyone: list[Any] = [None] * self.world
+        distributed.all_gather_object(everyone, mine)
+        return everyone
+
+    def agree(self, ok: bool) -> bool:
+        """Return True if all processes say so."""
+        return all(self.gather(ok))
+
+    def wait(self) -> None:
+        """Wait until all processes are here."""
+        self.gather(None)
+
+    def rank_zero(self, work: Callable[[], T]) -> T:
+        """Return the result of work that rank 0 does alone; its ``RunError`` reaches every process."""
+        result: tuple[T | None, str] = (None, "")
+        if self.rank == 0:
+            try:
+                result = (work(), "")
+            except RunError as error:
+                if self.world == 1:
+                    raise
+                result = (None, str(error))
+        value, problem = self.gather(result)[0]
+        if problem:
+            raise RunError(problem)
+        return value  # type: ignore[return-value]
+
+    def same_buffers(self, model: nn.Module) -> None:
+        """Copy rank 0's buffers (batch norm's statistics) to all processes.
+
+        Gradients are averaged, buffers are not: without this, processes would measure different models.
+        """
+        if self.world > 1:
+            with torch.no_grad():
+                for buffer in model.buffers():
+                    distributed.broadcast(buffer, 0)
+
+
+def is_first() -> bool:
+    """Return True in the first, or only, process of a run; works before ``launch``."""
+    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK"))
+
+
 @contextmanager
 def ending_well(fabric: "Fabric", farewell: Callable[[], str]) -> Iterator[None]:
-    """Ctrl-C, SIGTERM and the end of another process leave the block with a message: ``farewell``.
+    """Turn Ctrl-C, SIGTERM and the end of another process inside the block into a message: ``farewell``.
 
     SIGTERM is how torchrun and cluster schedulers end a process.
     """
@@ -140,7 +206,7 @@ def ending_well(fabric: "Fabric", farewell: Callable[[], str]) -> Iterator[None]
 
 
 def _lost_process(error: RuntimeError, fabric: "Fabric") -> bool:
-    """Whether an error in the middle of a run means that another process is gone."""
+    """Return True if an error in the middle of a run means that another process is gone."""
     network = isinstance(error, getattr(distributed, "DistError", ()))
     return fabric.world_size > 1 and (network or any(sign in str(error) for sign in LOST))
 

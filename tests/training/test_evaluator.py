@@ -15,10 +15,15 @@ from lpbnn.predict import Prediction
 from lpbnn.training import RunConfig
 from lpbnn.training.build import DataInfo, build_model
 from lpbnn.training.config import EvalConfig
-from lpbnn.training.ranks import Ranks
-from lpbnn.training.scoring import Predictor
-from lpbnn.training.tally import HISTOGRAM_BINS, NotFinite, Tally
-from lpbnn.training.task_tally import SegmentationTally, tally_of
+from lpbnn.training.distributed import Ranks
+from lpbnn.training.evaluator import (
+    HISTOGRAM_BINS,
+    Evaluator,
+    NotFinite,
+    Predictor,
+    SegmentationEvaluator,
+    make_evaluator,
+)
 
 WORLD = 3
 RUNS: dict[str, tuple[RunConfig, dict[str, int]]] = {
@@ -55,20 +60,19 @@ class Threads(Ranks):
         return [self.given[rank] for rank in range(WORLD)]
 
 
-def found(tally: Tally) -> str:
-    """Everything that comes of a tally, exactly."""
+def found(evaluator: Evaluator) -> str:
+    """Everything that comes of a evaluator, exactly."""
     parts = [
-        tally.metrics(),
-        tally.uncertainty(),
-        tally.histogram.tolist(),
-        int(tally.seen.counts["examples"]),
+        evaluator.metrics(),
+        evaluator.totals.compute(),
+        evaluator.totals.histogram.tolist(),
+        int(evaluator.totals.examples),
     ]
-    parts += [
-        [rows.tolist() for rows in tally.rows(name)] for name in ("scores", "probs", "curves")
-    ]
-    if isinstance(tally, SegmentationTally):
-        parts.append(tally.detection())
-    if (diversity := getattr(tally, "diversity", None)) is not None:
+    for _, rows in sorted(evaluator.rows.items()):
+        parts += [(name, values.tolist()) for name, values in rows.items()]
+    if isinstance(evaluator, SegmentationEvaluator):
+        parts.append(evaluator.detection())
+    if (diversity := getattr(evaluator, "diversity", None)) is not None:
         parts.append(diversity.compute())
     return json.dumps(parts)
 
@@ -85,12 +89,12 @@ def test_shares_make_the_whole(kind: str) -> None:
         predictor = Predictor(
             copy.deepcopy(model), info, config, device, ranks=Threads(rank, meeting, given)
         )
-        return found(predictor.over(splits.test, tally_of(info, device, keep=True)))
+        return found(predictor.over(splits.test, make_evaluator(info, device, keep=True)))
 
     alone = Predictor(model, info, config, device)
     batches = -(-len(splits.test) // alone.batch_size)
     assert batches == WORLD - 1  # the last one sees nothing
-    whole = found(alone.over(splits.test, tally_of(info, device, keep=True)))
+    whole = found(alone.over(splits.test, make_evaluator(info, device, keep=True)))
     with ThreadPoolExecutor(WORLD) as pool:
         assert list(pool.map(share, range(WORLD))) == [whole] * WORLD
 
@@ -101,54 +105,57 @@ def test_a_share_that_is_no_number_is_seen_by_all() -> None:
     info, device = DataInfo.of(splits), torch.device("cpu")
     meeting, given = threading.Barrier(WORLD, timeout=60), {}
 
-    def share(rank: int) -> Tally:
+    def share(rank: int) -> Evaluator:
         model = build_model(config, info)
         if rank == 1:
             torch.nn.init.constant_(next(model.parameters()), torch.nan)
         ranks = Threads(rank, meeting, given)
         predictor = Predictor(model, info, config, device, ranks=ranks)
-        return predictor.over(splits.test, tally_of(info, device))
+        return predictor.over(splits.test, make_evaluator(info, device))
 
     with ThreadPoolExecutor(WORLD) as pool:
-        for tally in pool.map(share, range(WORLD)):
+        for evaluator in pool.map(share, range(WORLD)):
             with pytest.raises(NotFinite, match="the model has diverged"):
-                tally.metrics()
+                evaluator.metrics()
 
 
 VOID, STRANGE = 255, 9
 
 
-def pixels(is_ood: bool = False) -> tuple[SegmentationTally, list[Prediction], list[Tensor]]:
+def pixels(is_ood: bool = False) -> tuple[SegmentationEvaluator, list[Prediction], list[Tensor]]:
     """Two batches of scenes, of which the second has hardly a pixel that counts."""
     splits = data.load("street-scenes", train=1, val=1, test=1, size=(16, 16))
     info = DataInfo.of(splits)
     assert (info.ignore_index, info.ood_index, info.num_classes) == (VOID, STRANGE, STRANGE)
-    tally = SegmentationTally(info, torch.device("cpu"), is_ood=is_ood)
+    evaluator = SegmentationEvaluator(info, torch.device("cpu"), is_ood=is_ood)
     draws = torch.Generator().manual_seed(0)
     predictions, labels = [], []
     for scenes in (3, 1):
         probs = torch.rand(scenes, STRANGE, 6, 8, generator=draws).softmax(1)
         parts = torch.rand(2, scenes, 6, 8, generator=draws)
-        predictions.append(Prediction("segmentation", probs, *parts, None))
+        scores = 1 - probs.amax(1)
+        predictions.append(Prediction("segmentation", probs, *parts, scores))
         targets = torch.randint(0, STRANGE + 1, (scenes, 6, 8), generator=draws)
         labels.append(targets.where(torch.rand(targets.shape, generator=draws) < 0.7, VOID))
     labels[1][:] = VOID
     labels[1][0, 0, :2] = torch.tensor([0, STRANGE])
-    return tally, predictions, labels
+    return evaluator, predictions, labels
 
 
-def fed(tally: SegmentationTally, predictions: list[Prediction], labels: list[Tensor]) -> Any:
+def fed(
+    evaluator: SegmentationEvaluator, predictions: list[Prediction], labels: list[Tensor]
+) -> Any:
     for number, (prediction, targets) in enumerate(zip(predictions, labels, strict=True)):
-        tally.add(number, prediction, targets, 1 - prediction.confidence)
-    tally.merge(Ranks())
-    return tally.uncertainty(), tally.histogram.tolist()
+        evaluator.add(number, prediction, targets)
+    evaluator.merge(Ranks())
+    return evaluator.totals.compute(), evaluator.totals.histogram.tolist()
 
 
 @pytest.mark.parametrize("is_ood", [False, True])
 def test_uncertainty_and_histogram_are_of_the_pixels_that_count(is_ood: bool) -> None:
     """Each with the same weight, whichever scene and batch it is in; strange ones in strange sets."""
-    tally, predictions, labels = pixels(is_ood)
-    uncertainty, histogram = fed(tally, predictions, labels)
+    evaluator, predictions, labels = pixels(is_ood)
+    uncertainty, histogram = fed(evaluator, predictions, labels)
     left_out = (VOID,) if is_ood else (VOID, STRANGE)
     valid = [~torch.isin(targets, torch.tensor(left_out)) for targets in labels]
     for name in ("total", "aleatoric", "epistemic"):
@@ -156,12 +163,12 @@ def test_uncertainty_and_histogram_are_of_the_pixels_that_count(is_ood: bool) ->
         assert uncertainty[name] == pytest.approx(float(values.double().mean()), rel=1e-12)
     sure = torch.cat([p.confidence[v] for p, v in zip(predictions, valid, strict=True)])
     assert histogram == torch.histc(sure, HISTOGRAM_BINS, 0, 1).long().tolist()
-    assert int(tally.seen.counts["examples"]) == 4
+    assert int(evaluator.totals.examples) == 4
 
 
 def test_what_is_said_of_void_pixels_changes_nothing() -> None:
-    tally, predictions, labels = pixels()
-    before = fed(tally, predictions, labels)
+    evaluator, predictions, labels = pixels()
+    before = fed(evaluator, predictions, labels)
     for prediction, targets in zip(predictions, labels, strict=True):
         out = (targets == VOID) | (targets == STRANGE)
         for part in (prediction.aleatoric, prediction.epistemic):
@@ -172,8 +179,8 @@ def test_what_is_said_of_void_pixels_changes_nothing() -> None:
 
 
 def test_scenes_that_are_void_all_over_have_no_uncertainty() -> None:
-    tally, predictions, labels = pixels()
+    evaluator, predictions, labels = pixels()
     void = [torch.full_like(targets, VOID) for targets in labels]
-    uncertainty, histogram = fed(tally, predictions, void)
+    uncertainty, histogram = fed(evaluator, predictions, void)
     assert uncertainty == {"total": 0.0, "aleatoric": 0.0, "epistemic": 0.0}
     assert sum(histogram) == 0

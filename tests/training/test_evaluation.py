@@ -16,10 +16,10 @@ from lpbnn.data import Dataset, Splits
 from lpbnn.data.corruptions import CORRUPTIONS, cached, corrupt
 from lpbnn.training import EvalConfig, OptimConfig, RunConfig
 from lpbnn.training.build import DataInfo, build_model
-from lpbnn.training.evaluate import evaluate
+from lpbnn.training.evaluation import evaluate
+from lpbnn.training.evaluator import NotFinite
+from lpbnn.training.loop import fit
 from lpbnn.training.run import reevaluate, run
-from lpbnn.training.tally import NotFinite
-from lpbnn.training.train import fit
 
 Make = Callable[..., RunConfig]
 
@@ -238,9 +238,11 @@ def test_segmentation_finds_strange_pixels(make: Make) -> None:
     images[:4, 0, 5, :3] = 76
     part = Dataset(images, labels)
     splits = Splits(
-        "scenes",
-        "segmentation",
-        *(part, part, part),
+        name="scenes",
+        task="segmentation",
+        train=part,
+        val=part,
+        test=part,
         num_classes=3,
         mean=(0.0,),
         std=(0.2,),

@@ -1,7 +1,9 @@
-"""A model's state as safetensors: tensors shared by several names are kept once, none can run code."""
+"""Checkpoints and weights as bytes, and a model's state restored from them; no bytes can run code."""
 
+import io
 import json
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -11,41 +13,71 @@ from torch import Tensor, nn
 
 from lpbnn.training.files import RunError
 
-EXTRA = (
-    "_extra_state"  # torch's name for what a module keeps besides tensors; its length may differ
-)
+KEYS = {"epochs", "diverged", "seconds", "peak_memory", "model", "optimizer", "precision"}
+# torch's name for what a module keeps besides tensors; its length may differ
+EXTRA = "_extra_state"
 _SHOWN = 3  # mismatches that an error lists
 
 
-def to_bytes(state: Mapping[str, Tensor]) -> bytes:
-    """The safetensors file of a state dictionary.
+def to_bytes(state: Mapping[str, Any]) -> memoryview:
+    """Return a checkpoint, plain containers and tensors only, as the bytes of a file."""
+    # Through memory: torch.save to a file on a full disk leaves no exception one can rely on.
+    buffer = io.BytesIO()
+    torch.save(dict(state), buffer)
+    return buffer.getbuffer()
+
+
+def from_bytes(content: bytes, device: torch.device | str, where: str) -> dict[str, Any]:
+    """Return the checkpoint in the bytes of a file.
+
+    Args:
+        device: of the tensors.
+        where: the file's name, for errors.
+
+    Raises:
+        RunError: if it is damaged or no checkpoint of a run.
+    """
+    try:
+        state = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
+        if missing := KEYS - set(state):
+            raise KeyError(f"it lacks {', '.join(sorted(missing))}")
+    except Exception as error:  # bytes that are no checkpoint can fail in any way at all
+        reason = str(error).splitlines()[0] if str(error) else repr(error)
+        raise RunError(
+            f"{where} is damaged or cut short ({reason}). Fix: restore it from a copy, or delete "
+            "it and resume: the run then starts from the first epoch."
+        ) from error
+    return state
+
+
+def to_safetensors(state: Mapping[str, Tensor]) -> bytes:
+    """Return the safetensors file of a state dictionary, in which shared tensors are kept once.
 
     >>> shared = torch.ones(2)
-    >>> restored = from_bytes(to_bytes({"a": shared, "b": shared, "c": torch.zeros(3)}))
+    >>> restored = from_safetensors(to_safetensors({"a": shared, "b": shared, "c": torch.zeros(3)}))
     >>> sorted(restored), restored["a"].data_ptr() == restored["b"].data_ptr()
     (['a', 'b', 'c'], True)
     """
     kept: dict[str, Tensor] = {}
     first: dict[tuple[object, ...], str] = {}
     aliases: dict[str, str] = {}
+    storages: set[int] = set()
     for name, tensor in state.items():
         same = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
         if tensor.numel() and same in first:
             aliases[name] = first[same]
             continue
         first[same] = name
-        kept[name] = tensor.detach().cpu().contiguous()
-    # Views into one storage that differ in shape are no aliases; safetensors wants them apart.
-    seen: set[int] = set()
-    for name, tensor in kept.items():
+        tensor = tensor.detach().cpu().contiguous()
         storage = tensor.untyped_storage().data_ptr()
-        kept[name] = tensor.clone() if storage in seen else tensor
-        seen.add(storage)
+        # Views into one storage that differ in shape are no aliases; safetensors wants them apart.
+        kept[name] = tensor.clone() if storage in storages else tensor
+        storages.add(storage)
     return save_tensors(kept, {"aliases": json.dumps(aliases)})
 
 
-def from_bytes(data: bytes) -> dict[str, Tensor]:
-    """The state dictionary of a safetensors file; names that shared a tensor share it again."""
+def from_safetensors(data: bytes) -> dict[str, Tensor]:
+    """Return the state dictionary of a safetensors file; names that shared a tensor share it again."""
     tensors = load_tensors(data)
     size = int.from_bytes(data[:8], "little")
     metadata = json.loads(data[8 : 8 + size]).get("__metadata__") or {}
@@ -55,9 +87,9 @@ def from_bytes(data: bytes) -> dict[str, Tensor]:
 
 
 def read(data: bytes, where: str) -> dict[str, Tensor]:
-    """``from_bytes``, or a ``RunError`` for a file that is cut short or no safetensors file."""
+    """Return ``from_safetensors``, or raise a ``RunError`` for a file that is cut short."""
     try:
-        return from_bytes(data)
+        return from_safetensors(data)
     except (SafetensorError, ValueError, KeyError) as error:
         raise RunError(
             f"{where} ({len(data):,} bytes) is damaged or cut short: {error}. Fix: resume the run "
@@ -89,7 +121,7 @@ def restore(model: nn.Module, state: Mapping[str, Tensor], where: str) -> None:
 
 
 def snapshot(model: nn.Module) -> dict[str, Tensor]:
-    """A copy of a model's state, on its device."""
+    """Return a copy of a model's state, on its device."""
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
@@ -104,7 +136,7 @@ def channels_last(model: nn.Module) -> None:
 
 
 def not_finite(model: nn.Module) -> set[str]:
-    """The parameters and statistics that hold NaN or infinity, by name; waits for the device once.
+    """Return the names of the parameters and statistics that hold NaN or infinity; waits for the device once.
 
     >>> layer = nn.Linear(2, 1)
     >>> layer.register_buffer("mask", torch.tensor([0.0, float("-inf")]))

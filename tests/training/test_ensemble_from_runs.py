@@ -21,7 +21,7 @@ from lpbnn.report.ledger import keep, kept
 from lpbnn.training import EvalConfig, OptimConfig, RunConfig, RunError
 from lpbnn.training import run as run_module
 from lpbnn.training.build import DataInfo, resolved
-from lpbnn.training.join import Member, _config, join
+from lpbnn.training.ensemble_from_runs import Member, _config, ensemble_from_runs
 from lpbnn.training.run import load_run, run
 from lpbnn.training.rundir import RunDir
 
@@ -55,7 +55,7 @@ def joined(runs: list[Path], splits: Splits) -> RunDir:
     """Of copies that are gone afterwards: the folder needs none of them."""
     place = runs[0].parent / "gone"
     copies = [Path(shutil.copytree(path, place / path.name)) for path in runs]
-    join(copies, runs[0].parent / "ensemble-5", splits)
+    ensemble_from_runs(copies, runs[0].parent / "ensemble-5", splits)
     shutil.rmtree(place)
     return RunDir(runs[0].parent / "ensemble-5")
 
@@ -138,9 +138,9 @@ def test_it_says_how_many_runs_shared_the_device(
 ) -> None:
     copies = [Path(shutil.copytree(path, tmp_path / path.name)) for path in runs[:2]]
     for path, session in zip(copies, members, strict=True):
-        (path / "environment.json").write_text(json.dumps({"sessions": [session]}))
+        RunDir(path).write("environment.json", json.dumps({"sessions": [session]}).encode())
     monkeypatch.setenv("LPBNN_RUNS_BESIDE", str(here))
-    join(copies, tmp_path / "joined", splits)
+    ensemble_from_runs(copies, tmp_path / "joined", splits)
     (session,) = RunDir(tmp_path / "joined").sessions()
     assert session["beside"] == expected
 
@@ -211,9 +211,9 @@ def test_runs_that_were_measured_again_are_joined_as_they_are_now(
     few = EvalConfig(examples=1, ood=False)
     run_module.reevaluate(copies[0], few, splits)
     with pytest.raises(RunError, match=r"differ in more.*evaluate.ood: False -> True.*lpbnn eval"):
-        join(copies, tmp_path / "out", splits)
+        ensemble_from_runs(copies, tmp_path / "out", splits)
     run_module.reevaluate(copies[1], replace(few, batch_size=50), splits)  # no other number
-    results = join(copies, tmp_path / "out", splits)
+    results = ensemble_from_runs(copies, tmp_path / "out", splits)
     assert results["corruption"] is None
     assert not results["ood"]
     assert RunDir(tmp_path / "out").config().evaluate == few
@@ -226,13 +226,16 @@ def test_bad_input_is_told_before_anything_is_written(
 
     def refused(message: str, *given: Path, to: Path = out, data: Splits = splits) -> None:
         with pytest.raises(RunError, match=message):
-            join(given, to, data)
+            ensemble_from_runs(given, to, data)
         assert not out.exists()
 
     def changed(name: str, source: Path = runs[1], **changes: Any) -> Path:
         copy = Path(shutil.copytree(source, tmp_path / name))
         config = RunDir(copy).config()
-        (copy / "config.json").write_text(replace(config, **changes).to_json())
+        config = replace(config, **changes)
+        RunDir(copy).write("config.json", config.to_json().encode())
+        results = RunDir(runs[1]).results() | {"method": config.method, "seed": config.seed}
+        RunDir(copy).write_results(results)
         return copy
 
     refused("two runs or more; got none. Fix: lpbnn join RUN RUN")
@@ -255,7 +258,7 @@ def test_bad_input_is_told_before_anything_is_written(
     refused("weightless has no weights.safetensors", runs[0], weightless)
     fewer = changed("fewer", seed=9)
     info = json.loads((fewer / "data.json").read_text())
-    (fewer / "data.json").write_text(json.dumps({**info, "num_classes": 7}))
+    RunDir(fewer).write("data.json", json.dumps({**info, "num_classes": 7}).encode())
     refused(r"fewer was trained on other data .*num_classes: 7 -> 10. Fix", runs[0], fewer)
     short = replace(splits, test=splits.test.take(slice(30)))
     refused(r"mcp-5 was trained on other data .*sizes.test: 80 -> 30", *runs, data=short)
@@ -282,8 +285,9 @@ def test_a_join_that_was_stopped_is_never_taken_for_a_run(
     def stop(*_: Any) -> None:
         raise OSError("killed")
 
-    monkeypatch.setattr(RunDir, "prepare", stop)
-    with pytest.raises(OSError, match="killed"):
-        join(runs, tmp_path / "out", splits)
-    with pytest.raises(RunError, match="no run folder"):
-        RunDir(tmp_path / "out").state()
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDir, "prepare", stop)
+        with pytest.raises(OSError, match="killed"):
+            ensemble_from_runs(runs, tmp_path / "out", splits)
+    assert RunDir(tmp_path / "out").state() == "empty"
+    assert ensemble_from_runs(runs, tmp_path / "out", splits)["method"] == "ensemble"

@@ -19,9 +19,9 @@ from lpbnn.data import Splits
 from lpbnn.model import UncertainModel
 from lpbnn.training import OptimConfig, RunConfig, ScheduleConfig
 from lpbnn.training.build import DataInfo, build_model
-from lpbnn.training.optim import factor, make_optimizer, matching, recordable, set_rate
+from lpbnn.training.loop import Training, fit
 from lpbnn.training.rundir import RunDir
-from lpbnn.training.train import Training, fit
+from lpbnn.training.step import factor, make_optimizer, matching, recordable, set_rate
 
 Make = Callable[..., RunConfig]
 CONSTANT = ScheduleConfig("constant")

@@ -1,4 +1,4 @@
-r"""Finished runs of the plain network, joined: a Deep Ensemble that is measured, and never trained.
+r"""A Deep Ensemble from finished runs of the plain network: it is measured, and never trained.
 
 .. math:: p(y|x) = \tfrac1J \sum_j p(y|x, W_j), \quad W_j \text{ the final weights of run } j
 
@@ -18,16 +18,14 @@ from typing import Any, NamedTuple
 from lpbnn.data import Splits
 from lpbnn.methods.ensemble import DeepEnsemble, from_members
 from lpbnn.training.build import DataInfo, load_data, resolved
-from lpbnn.training.config import INCIDENTAL, RunConfig, differences, to_data
+from lpbnn.training.config import RunConfig, changes
+from lpbnn.training.distributed import ending_well, launch
 from lpbnn.training.environment import environment
 from lpbnn.training.files import RunError
-from lpbnn.training.launch import ending_well, launch
 from lpbnn.training.run import load_run, measured
 from lpbnn.training.rundir import RunDir
 
 PLAIN = "mcp"  # one deterministic network with nothing around it: what ``from_members`` takes
-# Where the data lies, and what is computed from it: the last bit may be another on another machine.
-ELSEWHERE = {"source", "description", "class_counts", "mean", "std", "target_mean", "target_std"}
 
 
 class Member(NamedTuple):
@@ -44,7 +42,7 @@ class Member(NamedTuple):
         return (self.folder.sessions() or [{}])[-1]
 
 
-def join(
+def ensemble_from_runs(
     runs: Sequence[str | Path],
     folder: str | Path,
     splits: Splits | None = None,
@@ -63,7 +61,9 @@ def join(
     ...     for seed in (0, 1):
     ...         config = RunConfig("mcp", seed=seed, epochs=1, device="cpu", progress=False)
     ...         _ = run(config, f"{place}/mcp-{seed}")
-    ...     results = join([f"{place}/mcp-0", f"{place}/mcp-1"], f"{place}/ensemble-0")
+    ...     results = ensemble_from_runs(
+    ...         [f"{place}/mcp-0", f"{place}/mcp-1"], f"{place}/ensemble-0"
+    ...     )
     >>> results["method"], results["cost"]["members"], results["train"]["joined"][1]["seed"]
     ('ensemble', 2, 1)
     """
@@ -71,8 +71,7 @@ def join(
     for member in members:
         member.folder.require_trust(trust)
     target = RunDir(folder)
-    if target.state() != "empty":
-        raise RunError(f"{target.path} holds a run already. Fix: give a new or empty folder.")
+    _require_empty(target)
     config = _config(members)
     splits = splits if splits is not None else load_data(config)
     info = DataInfo.of(splits)
@@ -84,20 +83,26 @@ def join(
         found = measured(model, splits, config, fabric, _training(members))
     if not fabric.is_global_zero:
         return {}
-    target.make()
-    target.save_weights(model)
-    target.write_arrays(found.arrays)
     here = environment(fabric.device, fabric.world_size)
     beside = max(here["beside"], *(member.session.get("beside", 1) for member in members))
-    target.add_session({**here, "beside": beside})
-    target.write_results(found.results)
-    # The config goes last: with it and no results, the folder would look like a run to be resumed.
-    target.prepare(config, info)
+    with target.locked():
+        _require_empty(target)  # still
+        target.save_weights(model)
+        target.write_arrays(found.arrays)
+        target.add_session({**here, "beside": beside})
+        target.write_results(found.results)
+        # The config goes last: with it and no results, the folder would look like a run to be resumed.
+        target.prepare(config, info)
     return target.results()
 
 
+def _require_empty(target: RunDir) -> None:
+    if target.state() != "empty":
+        raise RunError(f"{target.path} holds a run already. Fix: give a new or empty folder.")
+
+
 def _members(runs: Sequence[str | Path]) -> list[Member]:
-    """The runs, read and compared: all that can be told without their weights and the data."""
+    """Return the runs, read and compared as far as that needs neither their weights nor the data."""
     members = [_read(RunDir(run)) for run in runs]
     if len(runs) < 2:
         given = f"got {runs[0]} alone" if runs else "got none"
@@ -107,12 +112,7 @@ def _members(runs: Sequence[str | Path]) -> list[Member]:
     first, seeds = members[0], {members[0].config.seed: members[0].folder.path}
     for member in members[1:]:
         path, seed = member.folder.path, member.config.seed
-        changed = [
-            change
-            for change in differences(first.config.to_data(), member.config.to_data())
-            if change.split(":")[0] not in INCIDENTAL
-        ]
-        if changed:
+        if changed := changes(first.config, member.config, "seeds"):
             raise RunError(
                 f"{first.folder.path} and {path} differ in more than their seeds: {'; '.join(changed)}. "
                 "Fix: join runs of the same settings (lpbnn eval RUN ... measures one like the others)."
@@ -147,13 +147,9 @@ def _read(folder: RunDir) -> Member:
 
 
 def _check_data(members: Sequence[Member], expected: DataInfo) -> None:
-    """Whether the members learned from what is at hand, or from what the first one did."""
+    """Refuse members that learned from other data than is at hand, or than the first one did."""
     for member in members:
-        there, here = to_data(member.data), to_data(expected)
-        changed = [
-            c for c in differences(there, here) if c.split(":")[0].split(".")[0] not in ELSEWHERE
-        ]
-        if changed:
+        if changed := changes(member.data, expected, "data"):
             raise RunError(
                 f"{member.folder.path} was trained on other data (there -> here): {'; '.join(changed)}. "
                 "Fix: join runs of the same data, with the same files in its folder."
@@ -161,7 +157,7 @@ def _check_data(members: Sequence[Member], expected: DataInfo) -> None:
 
 
 def _config(members: Sequence[Member]) -> RunConfig:
-    """What ``lpbnn train --method ensemble`` with the members' settings would have written."""
+    """Return what ``lpbnn train --method ensemble`` with the members' settings would have written."""
     options = {"members": len(members)}
     return resolved(replace(members[0].config, method="ensemble", method_options=options))
 
@@ -171,7 +167,7 @@ def _model(members: Sequence[Member]) -> DeepEnsemble:
 
 
 def _training(members: Sequence[Member]) -> dict[str, Any]:
-    """What training the members took, as if one after the other."""
+    """Return the cost of training the members, as if one after the other."""
     parts = [member.train for member in members]
     speeds = [part["images_per_second"] for part in parts]
     epochs = [part["epoch_seconds"] for part in parts if part["epoch_seconds"] is not None]
@@ -194,7 +190,7 @@ def _training(members: Sequence[Member]) -> dict[str, Any]:
 
 
 def _mean_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The last row of the log: means, as an ensemble's loss is; its validation is not a mean."""
+    """Return the last row of the log: means, as an ensemble's loss is; its validation is not a mean."""
     found: dict[str, Any] = {}
     for key in rows[0]:
         values = [row[key] for row in rows if row.get(key) is not None]

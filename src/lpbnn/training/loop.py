@@ -14,8 +14,6 @@ statistics of rank 0's share, on whether to go on, and on the validation. Rank 0
 import math
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,17 +22,15 @@ import torch
 from lpbnn.data import Splits
 from lpbnn.kernels.row_norm import restore_batch_norms
 from lpbnn.model import NotFittedWarning, UncertainModel
-from lpbnn.training import logs, weights
+from lpbnn.training import checkpoint, logs
 from lpbnn.training.config import RunConfig
-from lpbnn.training.feed import Feed, noise_seed
-from lpbnn.training.launch import ending_well, launch
+from lpbnn.training.dataloading import TrainLoader, noise_seed
+from lpbnn.training.distributed import Ranks, ending_well, launch
+from lpbnn.training.evaluator import NotFinite, validate
 from lpbnn.training.memory import peak_memory, reset_peak_memory
-from lpbnn.training.optim import factor
-from lpbnn.training.ranks import Ranks
-from lpbnn.training.rundir import CHECKPOINT, TENSORBOARD, Row, RunDir
-from lpbnn.training.scoring import validate
-from lpbnn.training.step import Means, Step, fast_convolutions
-from lpbnn.training.tally import NotFinite
+from lpbnn.training.preflight import check_training
+from lpbnn.training.rundir import CHECKPOINT, Row, RunDir
+from lpbnn.training.step import Means, Step, factor, fast_convolutions
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -44,7 +40,7 @@ LOOK_EVERY = 50  # steps
 
 @dataclass
 class Training:
-    """How a training went; a diverged one is a result like any other."""
+    """The course of a training; a diverged one is a result like any other."""
 
     epochs: int = 0
     """Finished ones."""
@@ -68,9 +64,13 @@ def fit(
 ) -> Training:
     """Train ``model`` in place; the last finite weights are left in it.
 
-    With a folder the run is logged and checkpointed there, and ``resume`` goes on from its
-    checkpoint. Ctrl-C (and SIGTERM) then raises ``Interrupted``, which says how to resume; a process that
-    ended ends the others with a ``RunError`` that says the same.
+    Ctrl-C (and SIGTERM) raises ``Interrupted``, which says how to resume; a process that ended ends the
+    others with a ``RunError`` that says the same.
+
+    Args:
+        fabric: that of a run, which has been checked; None checks the settings and launches one.
+        folder: where the run is logged and checkpointed.
+        resume: go on from the folder's checkpoint.
 
     >>> from lpbnn.training.build import DataInfo, build_model, load_data
     >>> config = RunConfig("mcp", epochs=2, device="cpu", progress=False)
@@ -79,12 +79,14 @@ def fit(
     >>> training.epochs, sorted(training.rows[-1])
     (2, ['epoch', 'images_per_second', 'loss', 'lr', 'nll', 'seconds', 'val_accuracy', 'val_brier', ...])
     """
-    fabric = fabric or launch(config)
-    logs.check_tensorboard(config.tensorboard)
+    if fabric is None:
+        fabric = launch(config)
+        check_training(config, splits, fabric.world_size)
     state = folder.checkpoint(fabric.device) if folder is not None and resume else None
     loop = _Loop(model, splits, config, fabric, folder, state)
+    cuda = [fabric.device] if fabric.device.type == "cuda" else []
     with (
-        _generators(fabric.device),
+        torch.random.fork_rng(devices=cuda),  # the caller's generators are given back as they were
         fast_convolutions(fabric.device),
         ending_well(fabric, loop.farewell),
     ):
@@ -108,16 +110,18 @@ class _Loop:
         self.model, self.splits, self.config, self.fabric = model, splits, config, fabric
         self.folder, self.ranks = folder, Ranks(fabric)
         self.writer = folder if fabric.is_global_zero else None  # one process writes
-        self.feed = Feed(splits, config, fabric.device, fabric.global_rank, fabric.world_size)
+        self.loader = TrainLoader(
+            splits, config, fabric.device, fabric.global_rank, fabric.world_size
+        )
         if state is not None:
-            weights.restore(model, state.pop("model"), f"{folder and folder / CHECKPOINT}")
+            checkpoint.restore(model, state.pop("model"), f"{folder and folder / CHECKPOINT}")
         model.to(fabric.device)
         if config.channels_last:
-            weights.channels_last(model)
-        self.step = Step(model, config, fabric, self.feed.batch_size // self.feed.world)
+            checkpoint.channels_last(model)
+        self.step = Step(model, config, fabric, self.loader.batch_size // self.loader.world)
         self.training = Training()
-        self.good = weights.snapshot(model)  # the last finite weights
-        self.infinite = weights.not_finite(model)  # as given: a mask of attention, say
+        self.good = checkpoint.snapshot(model)  # the last finite weights
+        self.infinite = checkpoint.not_finite(model)  # as given: a mask of attention, say
         self.saved = 0  # the epoch of the last checkpoint
         if folder is not None and state is not None:
             self.restore(folder, state)
@@ -125,17 +129,17 @@ class _Loop:
     def run(self) -> None:
         config, start = self.config, self.training.epochs
         shown = config.progress and self.fabric.is_global_zero
-        board = self.writer / TENSORBOARD if self.writer and config.tensorboard else None
+        board = self.writer.tensorboard() if self.writer and config.tensorboard else None
         reset_peak_memory(self.fabric.device)
         with (
-            logs.progress(shown, config.epochs, self.feed.steps, start) as self.bar,
+            logs.progress(shown, config.epochs, self.loader.steps, start) as self.bar,
             logs.tensorboard(board, start) as self.board,
         ):
             while self.training.epochs < config.epochs and self.training.diverged is None:
                 self.epoch(self.training.epochs)
         if self.training.epochs > 0:
             torch.manual_seed(noise_seed(config.seed, config.epochs, 0))
-            self.model.after_fit(self.feed.plain())
+            self.model.after_fit(self.loader.plain())
 
     def epoch(self, epoch: int) -> None:
         started = time.perf_counter()
@@ -146,7 +150,7 @@ class _Loop:
         images = means.pop("examples")
         row: Row = {
             "epoch": epoch + 1,
-            "lr": self.config.optim.lr * self.scale(epoch * self.feed.steps),
+            "lr": self.config.optim.lr * self.scale(epoch * self.loader.steps),
             **means,
         }
         # Gradients are averaged over processes, buffers are not: all go on with those of rank 0.
@@ -154,7 +158,7 @@ class _Loop:
         if self.is_finite(means) and (scores := self.scores(epoch)) is not None:
             row |= scores
             self.training.epochs = epoch + 1
-            self.good = weights.snapshot(self.model)
+            self.good = checkpoint.snapshot(self.model)
         else:
             self.training.diverged = epoch + 1
             self.model.load_state_dict(self.good)
@@ -164,12 +168,12 @@ class _Loop:
     def is_finite(self, means: dict[str, float]) -> bool:
         """Return True if the losses and weights of all processes are finite."""
         finite = all(map(math.isfinite, means.values()))
-        return self.ranks.agree(finite and weights.not_finite(self.model) <= self.infinite)
+        return self.ranks.agree(finite and checkpoint.not_finite(self.model) <= self.infinite)
 
     def pass_over_data(self, epoch: int, started: float) -> dict[str, float]:
-        """Train for one epoch: the mean of every term and the examples they are of.
+        """Train for one epoch and return the mean of every term and the number of examples.
 
-        It ends where the loss is found to be non-finite.
+        The epoch ends early if the loss is found to be non-finite.
         """
         config, model = self.config, self.model
         model.train()
@@ -177,8 +181,8 @@ class _Loop:
         torch.manual_seed(noise_seed(config.seed, epoch, self.fabric.global_rank))
         means = Means(self.step)
         with self.step.begin():
-            for number, (x, y) in enumerate(self.feed.epoch(epoch), start=1):
-                self.step(x, y, self.scale(epoch * self.feed.steps + number - 1))
+            for number, (x, y) in enumerate(self.loader.epoch(epoch), start=1):
+                self.step(x, y, self.scale(epoch * self.loader.steps + number - 1))
                 if number % LOOK_EVERY == 0 and (seen := means.peek()) is not None:
                     if self.bar is not None:
                         self.bar.step(epoch, number, seen, time.perf_counter() - started)
@@ -187,11 +191,11 @@ class _Loop:
             return means.read()
 
     def scale(self, step: int) -> float:
-        """The learning rate at a step, as a factor of the full one."""
-        return factor(self.config.schedule, step, self.feed.steps, self.config.epochs)
+        """Return the learning rate at a step, as a factor of the full one."""
+        return factor(self.config.schedule, step, self.loader.steps, self.config.epochs)
 
     def scores(self, epoch: int) -> dict[str, float] | None:
-        """Validation metrics where they are due; None if the predictions are not finite."""
+        """Return the validation metrics if they are due; None if the predictions are not finite."""
         every, last = self.config.validate_every, epoch + 1 == self.config.epochs
         due = every and len(self.splits.val) and ((epoch + 1) % every == 0 or last)
         if not due:
@@ -204,7 +208,7 @@ class _Loop:
             return None
 
     def record(self, row: Row) -> None:
-        """Show and keep what an epoch gave."""
+        """Show an epoch's numbers, log them, and save a checkpoint if one is due."""
         self.training.rows.append(row)
         if self.bar is not None:
             self.bar.epoch(row)
@@ -252,10 +256,3 @@ class _Loop:
             f"stopped after {done} of {of} epochs. Resume with: lpbnn train --resume "
             f"{self.folder.path} (it {where})."
         )
-
-
-@contextmanager
-def _generators(device: torch.device) -> Iterator[None]:
-    """Training seeds torch's generators; the caller's are given back as they were."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield

@@ -1,0 +1,132 @@
+"""The training data on its device: every epoch's batches from (seed, epoch) alone.
+
+The order and the augmentation are drawn for the whole batch of a step; each process then takes its
+slice, and reads no other files than that. So the examples of a step, crops and flips included, do not
+depend on how many processes share them, and a run that is resumed sees what it would have seen.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lpbnn.data import Augment, Splits
+from lpbnn.data.augment import (
+    Drawn,
+    Normalise,
+    Transform,
+    batch_indices,
+    batches,
+    epoch_generator,
+)
+from lpbnn.data.joint_transforms import JointTransform
+from lpbnn.training.config import RunConfig
+
+Batch = tuple[Tensor, Tensor]
+ORDER, AUGMENTATION, NOISE = 0, 1, 2  # streams of random numbers; each rank has a NOISE of its own
+
+
+def noise_seed(seed: int, epoch: int, rank: int) -> int:
+    """Return the seed of everything that the model itself draws in an epoch.
+
+    >>> noise_seed(0, epoch=1, rank=0) != noise_seed(1, epoch=0, rank=0)
+    True
+    """
+    mixed = np.random.SeedSequence([seed, epoch, NOISE, rank]).generate_state(1, np.uint64)
+    return int(mixed[0] >> 1)
+
+
+class TrainLoader:
+    """The training part of ``splits`` as a process sees it, epoch by epoch.
+
+    The last examples of a batch that does not divide among the processes are left out, so that all of them
+    count the same.
+
+    Args:
+        device: where the batches are.
+        rank: this process.
+        world: how many processes share every batch.
+    """
+
+    def __init__(
+        self,
+        splits: Splits,
+        config: RunConfig,
+        device: torch.device | str = "cpu",
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        self.config, self.device = config, torch.device(device)
+        self.batch_size, self.rank, self.world = config.batch_size, rank, world
+        self.segments, self.images = splits.task == "segmentation", len(splits.shape) == 3
+        self.augment = config.augment.over(splits.augment)
+        last = config.channels_last
+        self.prepare = Normalise(splits.mean, splits.std, len(splits.shape), last).to(self.device)
+        self.transform = self._transform(splits) if self.images else None
+        self.normalise_targets = splits.normalise_targets
+        self.train = splits.train.to(self.device)
+
+    def _transform(self, splits: Splits) -> Transform | JointTransform:
+        """Return what is random about a picture: pixels alone, or their labels and the size as well."""
+        simple = self.augment._replace(pad=0, flip=False, cutout=0) == Augment()
+        padding, last = self.config.augment.padding, self.config.channels_last
+        given = (splits.mean, splits.std, self.augment, padding)
+        if simple and not self.segments:
+            return Transform(*given, channels_last=last).to(self.device)
+        void = 0 if splits.ignore_index is None else splits.ignore_index
+        return JointTransform(*given, void, last).to(self.device)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps per epoch."""
+        whole, rest = divmod(len(self.train), self.batch_size)
+        return whole + (not self.config.drop_last and rest >= self.world)
+
+    @property
+    def examples(self) -> int:
+        """Examples per epoch, over all processes."""
+        whole, rest = divmod(len(self.train), self.batch_size)
+        left = 0 if self.config.drop_last else rest // self.world * self.world
+        return whole * self.batch_size + left
+
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        """Yield the batches of this process in an epoch: prepared, augmented, shuffled."""
+        seed, count = self.config.seed, len(self.train)
+        order = epoch_generator(seed, epoch, "cpu", ORDER)
+        chance = epoch_generator(seed, epoch, self.device, AUGMENTATION)
+        whole = batch_indices(count, self.batch_size, order, self.config.drop_last)[: self.steps]
+        shares = [len(part) // self.world for part in whole]
+        mine = [slice(self.rank * share, (self.rank + 1) * share) for share in shares]
+        parts = [part[rows] for part, rows in zip(whole, mine, strict=True)]
+        for part, rows, (x, y) in zip(whole, mine, self.train.stream(parts), strict=True):
+            yield self._prepared(x, self.normalise_targets(y), chance, len(part), rows)
+
+    def _prepared(
+        self, x: Tensor, y: Tensor, chance: torch.Generator, whole: int, mine: slice
+    ) -> Batch:
+        """Return a share of a batch of ``whole`` examples, changed as it would be in one process."""
+        if self.transform is None or self.augment == Augment():
+            return self.prepare(x), y
+        drawn = self.transform.draw(x, chance, whole)
+        drawn = type(drawn)(*(part[mine] for part in drawn))
+        if isinstance(drawn, Drawn):
+            return self.transform(x, drawn), y
+        x, moved = self.transform(x, y if self.segments else None, drawn)
+        return x, y if moved is None else moved
+
+    def plain(self) -> "PlainBatches":
+        """Return all training examples in order and as they are, as often as they are iterated over."""
+        return PlainBatches(self)
+
+
+class PlainBatches:
+    """The training examples in order, without augmentation."""
+
+    def __init__(self, loader: TrainLoader) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Batch]:
+        loader = self.loader
+        for x, y in batches(loader.train, loader.batch_size, shuffle=False, alone=False):
+            yield loader.prepare(x), loader.normalise_targets(y)

@@ -1,0 +1,375 @@
+"""One pass over a data set: predictions in batches, and what is counted of them in bounded memory.
+
+Every batch is predicted with the same seed, so the members are the same networks from the first example to
+the last, and measuring twice gives the same numbers. Processes may share the batches: each then has exactly
+what one process would have found, to the last bit. Counts are integers, numbers of single examples are put
+in the order of the batches, and sums of real numbers are added up in that order.
+"""
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from lpbnn.data import Examples, Splits
+from lpbnn.data.augment import Normalise, batch_indices
+from lpbnn.metrics import (
+    ClassificationMetrics,
+    DiversityMetrics,
+    ImageDetectionMetrics,
+    MeanIoU,
+    PooledDetectionMetrics,
+    RegressionMetrics,
+)
+from lpbnn.metrics._base import StreamingMetric, kept
+from lpbnn.model import UncertainModel
+from lpbnn.predict import Prediction, predict
+from lpbnn.training.build import DataInfo
+from lpbnn.training.config import RunConfig
+from lpbnn.training.distributed import Ranks
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+PIXELS_AT_ONCE = 2**20  # one frame of 1280x720: its probabilities alone, a class each, are 50 MB
+HISTOGRAM_BINS = 50
+KINDS = ("total", "aleatoric", "epistemic")
+
+
+def _never() -> bool:
+    return False
+
+
+# Evaluators merge by themselves: a metric that also waited for the other processes would wait for ever.
+ALONE: dict[str, Any] = {"distributed_available_fn": _never}
+
+
+class NotFinite(ValueError):
+    """Predictions that are no numbers: the weights have diverged."""
+
+
+class Totals(StreamingMetric):
+    """Counts of any data set: examples, cells that count, non-finite numbers, confidences, uncertainties.
+
+    A cell is an example, or a pixel of a segmentation set.
+    """
+
+    cells: Tensor
+    bad: Tensor
+    histogram: Tensor
+    uncertainty: Tensor
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        for name in ("examples", "cells", "bad"):
+            self.add_sum(name)
+        self.add_sum("histogram", HISTOGRAM_BINS)
+        self.add_sum("uncertainty", len(KINDS), dtype=torch.float64)
+
+    def update(self, prediction: Prediction, valid: Tensor | None) -> None:
+        """Add a batch; ``valid`` marks the pixels that count, None counts every example."""
+        count = len(prediction.average)
+        self.examples = self.examples + count
+        self.cells = self.cells + (count if valid is None else valid.sum())
+        self.bad = self.bad + (~prediction.average.isfinite()).sum()
+        if prediction.task == "regression":  # a variance may overflow where the mean does not
+            self.bad = self.bad + (~prediction.aleatoric.isfinite()).sum()
+        else:
+            # NaN has no bin: it is counted as bad and put into the first.
+            place = (prediction.confidence.nan_to_num(0) * HISTOGRAM_BINS).long().flatten()
+            ones = torch.ones_like(place) if valid is None else valid.flatten().long()
+            place = place.clamp(0, HISTOGRAM_BINS - 1)
+            self.histogram = self.histogram.index_add(0, place, ones)
+        values = [getattr(prediction, kind).double() for kind in KINDS]
+        if valid is None:
+            sums = torch.stack([value.mean() for value in values]) * count
+        else:
+            sums = torch.stack([value.where(valid, 0).sum() for value in values])
+        self.uncertainty = self.uncertainty + sums
+
+    def compute(self) -> dict[str, float]:
+        """Return the mean uncertainties (nats, or the normalised variance), each cell counting alike."""
+        means = self.uncertainty / self.cells.clamp(min=1)
+        return dict(zip(KINDS, means.tolist(), strict=True))
+
+
+class Evaluator:
+    """Everything that is counted or kept of the predictions for a data set of any task."""
+
+    needs_members = False
+
+    def __init__(self, info: DataInfo, device: torch.device) -> None:
+        self.info, self.device = info, device
+        self.totals = Totals(**ALONE).to(device)
+        self.counted: dict[str, StreamingMetric] = {"totals": self.totals}
+        self.sums: dict[int, dict[str, Tensor]] = {}  # of real numbers, by the number of the batch
+        self.rows: dict[
+            int, dict[str, Tensor]
+        ] = {}  # of single examples, by the number of the batch
+
+    def add(self, number: int, prediction: Prediction, targets: Tensor) -> None:
+        """Add the batch that is the ``number``-th of the data set."""
+        self.totals.update(prediction, self.valid(targets))
+        self.update(prediction, targets)
+        self.rows[number] = self.rows_of(prediction)
+        self.sums[number] = {}
+        for key, metric in self.counted.items():
+            for name, state in metric.metric_state.items():
+                if isinstance(state, Tensor) and state.is_floating_point():
+                    self.sums[number][f"{key}/{name}"] = state
+                    setattr(metric, name, torch.zeros_like(state))
+
+    def valid(self, targets: Tensor) -> Tensor | None:
+        """Return which pixels count; None if every example does."""
+        return None
+
+    def update(self, prediction: Prediction, targets: Tensor) -> None:
+        """Update the task's metrics."""
+
+    def rows_of(self, prediction: Prediction) -> dict[str, Tensor]:
+        """Return what is kept of every example."""
+        return {"scores": prediction.ood_score.float()}
+
+    def merge(self, ranks: Ranks) -> None:
+        """Take in what all processes have seen; called once, after the last batch."""
+        if ranks.world > 1:
+            states = {key: metric.metric_state for key, metric in self.counted.items()}
+            mine = tree_map_only(Tensor, Tensor.cpu, (states, self.sums, self.rows))
+            for rank, seen in enumerate(ranks.gather(mine)):
+                if rank != ranks.rank:
+                    states, sums, rows = tree_map_only(Tensor, self._here, seen)
+                    self.sums |= sums
+                    self.rows |= rows
+                    for key, state in states.items():
+                        self.metric(key, state).merge_state(state)
+        for _, sums in sorted(self.sums.items()):
+            for where, part in sums.items():
+                key, name = where.split("/")
+                setattr(self.counted[key], name, getattr(self.counted[key], name) + part)
+
+    def _here(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device)
+
+    def metric(self, key: str, state: dict[str, Any]) -> StreamingMetric:
+        """Return a metric; one of a process with batches may be unknown in a process without."""
+        return self.counted[key]
+
+    def all_rows(self, name: str, dim: int = 0) -> Tensor:
+        """Return the numbers of single examples, in the order of the data."""
+        return torch.cat([rows[name] for _, rows in sorted(self.rows.items())], dim)
+
+    def check(self) -> None:
+        """Raise ``NotFinite`` if a prediction was no number."""
+        if bad := int(self.totals.bad):
+            raise NotFinite(
+                f"{bad} predicted numbers of {self.info.name!r} are NaN or infinite: the model has "
+                "diverged. Fix: train it with a smaller learning rate or with clipping."
+            )
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of the task."""
+        self.check()
+        return {}
+
+
+class ClassificationEvaluator(Evaluator):
+    """Accuracy, NLL, Brier, ECE; the diversity of the members; the probabilities, if they are to be kept."""
+
+    needs_members = True
+
+    def __init__(self, info: DataInfo, device: torch.device, keep: bool = False) -> None:
+        super().__init__(info, device)
+        self.classes = ClassificationMetrics(**ALONE).to(device)
+        self.counted["classes"] = self.classes
+        self.keep = keep
+
+    def rows_of(self, prediction: Prediction) -> dict[str, Tensor]:
+        probs = {"probs": prediction.probs.float()} if self.keep else {}
+        return super().rows_of(prediction) | probs
+
+    def update(self, prediction: Prediction, targets: Tensor) -> None:
+        self.classes.update(prediction.probs, targets)
+        members = prediction.members
+        if members is not None and len(members) > 1:
+            self.metric("diversity", {"both_right": members}).update(members, targets)
+
+    def metric(self, key: str, state: dict[str, Any]) -> StreamingMetric:
+        if key == "diversity" and self.diversity is None:
+            members = len(state["both_right"])
+            self.counted[key] = DiversityMetrics(members, **ALONE).to(self.device)
+        return self.counted[key]
+
+    @property
+    def diversity(self) -> DiversityMetrics | None:
+        """None for a single member."""
+        return self.counted.get("diversity")  # type: ignore[return-value]
+
+    def metrics(self) -> dict[str, float]:
+        self.check()
+        return self.classes.compute()
+
+
+class RegressionEvaluator(Evaluator):
+    """NLL, RMSE and coverage, in the targets' own unit; the predicted means and standard deviations."""
+
+    needs_members = True
+
+    def __init__(self, info: DataInfo, device: torch.device) -> None:
+        super().__init__(info, device)
+        self.numbers = RegressionMetrics(**ALONE).to(device)
+        self.counted["numbers"] = self.numbers
+
+    def rows_of(self, prediction: Prediction) -> dict[str, Tensor]:
+        """Return the scores, and (3, N, K): mean, aleatoric and epistemic deviation."""
+        scale, shift = self.info.target_std, self.info.target_mean
+        stds = [v.sqrt() * scale for v in (prediction.aleatoric, prediction.epistemic)]
+        curves = torch.stack([prediction.mean * scale + shift, *stds])
+        return super().rows_of(prediction) | {"curves": curves}
+
+    def update(self, prediction: Prediction, targets: Tensor) -> None:
+        scale, shift = self.info.target_std, self.info.target_mean
+        members, variances = prediction.members, prediction.member_variances
+        assert members is not None
+        assert variances is not None
+        targets = targets.reshape(members.shape[1:]).to(members.dtype)
+        self.numbers.update(members * scale + shift, variances * scale**2, targets)
+
+    def metrics(self) -> dict[str, float]:
+        self.check()
+        return self.numbers.compute()
+
+
+class SegmentationEvaluator(Evaluator):
+    """mIoU and the pixels' metrics; detection of out-of-distribution pixels, by image and pooled.
+
+    A void pixel counts nowhere; one out of distribution is there to be detected, and counts in nothing else.
+
+    Args:
+        is_ood: a set of out-of-distribution scenes, whose uncertainty includes that of their OOD pixels.
+    """
+
+    def __init__(self, info: DataInfo, device: torch.device, is_ood: bool = False) -> None:
+        super().__init__(info, device)
+        assert info.num_classes is not None
+        ignored = tuple(i for i in (info.ignore_index, info.ood_index) if i is not None)
+        self.uncounted = info.ignore_index if is_ood else ignored
+        self.classes = ClassificationMetrics(ignore_index=ignored, **ALONE).to(device)
+        self.overlap = MeanIoU(info.num_classes, ignore_index=ignored, **ALONE).to(device)
+        self.by_image = ImageDetectionMetrics(**ALONE).to(device)
+        self.pooled = PooledDetectionMetrics(**ALONE).to(device)
+        self.counted |= {"classes": self.classes, "overlap": self.overlap}
+        if info.ood_index is not None:
+            self.counted |= {"by_image": self.by_image, "pooled": self.pooled}
+
+    def valid(self, targets: Tensor) -> Tensor:
+        return kept(targets, self.uncounted)
+
+    def rows_of(self, prediction: Prediction) -> dict[str, Tensor]:
+        """Return nothing: a score per pixel would not be bounded."""
+        return {}
+
+    def update(self, prediction: Prediction, targets: Tensor) -> None:
+        self.classes.update(prediction.probs, targets)
+        self.overlap.update(prediction.labels, targets)
+        if self.info.ood_index is not None:
+            is_ood = targets == self.info.ood_index
+            valid = kept(targets, self.info.ignore_index)
+            self.by_image.update(prediction.ood_score, is_ood, valid)
+            self.pooled.update(prediction.ood_score, is_ood, valid)
+
+    def metrics(self) -> dict[str, float]:
+        self.check()
+        return {"miou": float(self.overlap.compute()), **self.classes.compute()}
+
+    def detection(self) -> dict[str, dict[str, float]]:
+        """Return the metrics by image, and over all pixels; nothing if no image has both kinds."""
+        if self.info.ood_index is None or int(self.by_image.images) == 0:
+            return {}
+        return {"pixels": self.by_image.compute(), "pixels_pooled": self.pooled.compute()}
+
+
+def make_evaluator(info: DataInfo, device: torch.device, keep: bool = False) -> Evaluator:
+    """Return the evaluator of a task; ``keep`` keeps the probabilities of a classification."""
+    if info.task == "regression":
+        return RegressionEvaluator(info, device)
+    if info.task == "segmentation":
+        return SegmentationEvaluator(info, device)
+    return ClassificationEvaluator(info, device, keep=keep)
+
+
+E = TypeVar("E", bound=Evaluator)
+
+
+class Predictor:
+    """A model with all it needs to predict for raw inputs: normalisation, precision, samples, seed.
+
+    Args:
+        config: the seed of the draws, the layout of the images, and ``config.evaluate``.
+        samples: draws of each member; None for those of the config.
+        ranks: the processes that share the batches.
+    """
+
+    def __init__(
+        self,
+        model: UncertainModel,
+        info: DataInfo,
+        config: RunConfig,
+        device: torch.device,
+        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        samples: int | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.model, self.info, self.seed, self.device = model, info, config.seed, device
+        self.settings = config.evaluate
+        self.samples = self.settings.samples if samples is None else samples
+        dims = len(info.shape)
+        self.prepare = Normalise(info.mean, info.std, dims, config.channels_last).to(device)
+        self.autocast, self.ranks = autocast, ranks or Ranks()
+
+    def __call__(self, inputs: Tensor, keep_members: bool = True) -> Prediction:
+        """Return the prediction for raw inputs of any device."""
+        with self.autocast():
+            return predict(
+                self.model,
+                self.prepare(inputs.to(self.device, non_blocking=True)),
+                samples=self.samples,
+                chunk=self.settings.chunk,
+                keep_members=keep_members,
+                seed=self.seed,
+            )
+
+    @property
+    def batch_size(self) -> int:
+        """Examples at once: as set, and fewer if the pictures are large."""
+        pixels = math.prod(self.info.shape[1:])
+        return max(1, min(self.settings.batch_size, PIXELS_AT_ONCE // pixels))
+
+    def over(self, data: Examples, evaluator: E, alone: bool = False) -> E:
+        """Add predictions for all of ``data`` to ``evaluator``, and return it.
+
+        Processes share the batches, and each ends with the whole; ``alone``, this one predicts all.
+        """
+        ranks = Ranks() if alone else self.ranks
+        parts = batch_indices(len(data), self.batch_size)
+        mine = ranks.share(len(parts))
+        stream = data.to(self.device).stream([parts[number] for number in mine])
+        for number, (x, y) in zip(mine, stream, strict=True):
+            evaluator.add(number, self(x, keep_members=evaluator.needs_members), y)
+        evaluator.merge(ranks)
+        return evaluator
+
+
+def validate(
+    model: UncertainModel, splits: Splits, config: RunConfig, fabric: "Fabric"
+) -> dict[str, float]:
+    """Return the metrics on the validation part, one draw per member, as ``val_...``."""
+    info = DataInfo.of(splits)
+    predictor = Predictor(
+        model, info, config, fabric.device, fabric.autocast, samples=1, ranks=Ranks(fabric)
+    )
+    found = predictor.over(splits.val, make_evaluator(info, fabric.device)).metrics()
+    return {f"val_{name}": value for name, value in found.items()}
