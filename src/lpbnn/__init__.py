@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lpbnn import likelihoods as likelihoods
     from lpbnn import metrics as metrics
+    from lpbnn import plots as plots
     from lpbnn.build import build
     from lpbnn.check import CheckReport, check
     from lpbnn.convert import convert
@@ -43,6 +44,7 @@ __all__ = [
     "likelihoods",
     "mean_network",
     "metrics",
+    "plots",
     "posterior",
     "predict",
     "undo",

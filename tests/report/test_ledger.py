@@ -75,6 +75,21 @@ def test_a_run_that_was_measured_again_says_by_which_command(make: Make, tmp_pat
     assert "Measured again since:</p><pre>lpbnn eval RUN --samples 4</pre>" in page
 
 
+def test_training_and_risk_curves_are_kept_without_the_predictions(
+    make: Make, ledger: Path
+) -> None:
+    random = np.random.default_rng(0)
+    probs, labels = random.dirichlet(np.ones(10), 50), random.integers(0, 10, 50)
+    run = make("mcp", with_arrays={"test/probs": probs, "test/labels": labels})
+    RunDir(run).write_log(
+        [{"epoch": 1, "loss": 2.0, "nll": 2.0}, {"epoch": 2, "loss": 1.0, "nll": 1.0}]
+    )
+    kept = Run.read(keep(run, ledger)).arrays
+    assert kept["log/nll"].tolist() == [2.0, 1.0]
+    assert kept["risk/risk"][-1] == pytest.approx((probs.argmax(1) != labels).mean())
+    assert "test/probs" not in kept
+
+
 def test_figures_are_kept_of_the_first_seed(make: Make, ledger: Path, tmp_path: Path) -> None:
     large = {"test/probs": np.zeros((100, 10)), "posterior/correlation": np.zeros((999, 999))}
     first = make("lpbnn", 0, with_arrays={**arrays(np.random.default_rng(0), 4, False), **large})

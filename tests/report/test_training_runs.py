@@ -1,10 +1,12 @@
 """What the engine really writes is what the report reads."""
 
+import re
 from pathlib import Path
 
 from lpbnn.report import comparison, write_report
 from lpbnn.training import EvalConfig, RunConfig
 from lpbnn.training.run import run
+from lpbnn.training.rundir import RunDir
 
 
 def test_runs_of_the_engine(tmp_path: Path) -> None:
@@ -12,7 +14,7 @@ def test_runs_of_the_engine(tmp_path: Path) -> None:
     folders = []
     for method in ("mcp", "lpbnn"):
         config = RunConfig(
-            method, epochs=1, evaluate=settings, progress=False, device="cpu", validate_every=0
+            method, epochs=2, evaluate=settings, progress=False, device="cpu", validate_every=0
         )
         results = run(config, tmp_path / method)
         folders.append(tmp_path / method)
@@ -28,7 +30,14 @@ def test_runs_of_the_engine(tmp_path: Path) -> None:
         "members",
         "diversity",
         "cost",
+        "risk",
+        "training",
     ]:
         assert f'<section id="{part}">' in text
     assert '<section id="posterior">' in text
     assert "generated, procedural frost" in text
+    titles = re.findall(r"<title>([^<]*)</title>", text)
+    log = [float(row["nll"]) for row in RunDir(folders[0]).log()]
+    assert f"MCP: 1: {log[0]:.4g}, 2: {log[1]:.4g}" in titles
+    wrong = 100 * (1 - table.rows[0].cells["accuracy"].mean)
+    assert any(t.startswith("MCP: errors") and f"{wrong:.2f} % of 100 %" in t for t in titles)

@@ -45,6 +45,11 @@ def test_a_difference_within_the_noise_is_no_victory(make: Make) -> None:
     )
 
 
+def test_single_runs_are_called_that(make: Make) -> None:
+    runs = [*seeds(make, "lpbnn", 0.95), *seeds(make, "mcp", 0.90)]
+    assert said(*runs)[0].endswith("MCP (90.00 %), each in a single run, whose noise is not known.")
+
+
 def test_one_method_is_described_and_not_called_the_best(make: Make) -> None:
     sentences = said(*seeds(make, "lpbnn", 0.95, **ONLY))
     assert sentences[0] == "The accuracy of LP-BNN is 95.00 %."

@@ -22,6 +22,7 @@ FIXED = {
     "tradi": 8,
     "edl": 9,
     "duq": 10,
+    "abnn": 11,
 }
 FREE = range(len(FIXED), COLOURS)  # for methods that are not built in
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")

@@ -72,7 +72,9 @@ def _on(table: Table, column: Column) -> str:
         return (
             f"{told}, and {_names(noise)} {verb} within the noise of it; the last has {shown[-1]}"
         )
-    return f"{told}, followed by {rows[1].label} ({shown[1]})"
+    told += f", followed by {rows[1].label} ({shown[1]})"
+    single = all(row.n == 1 for row in rows) and column.key in QUALITY
+    return told + ", each in a single run, whose noise is not known" * single
 
 
 def _cost(groups: Sequence[Group], leaders: Sequence[str]) -> str:
