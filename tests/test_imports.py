@@ -18,7 +18,7 @@ LEVELS = [
     {"methods", "build"},
     {"calibration", "estimators", "plots"},
     {"training"},
-    {"experiments", "report"},
+    {"experiments", "report", "testing"},
     {"cli", "__main__"},
 ]
 

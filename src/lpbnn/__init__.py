@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lpbnn.check import CheckReport, check
     from lpbnn.convert import convert
     from lpbnn.estimators import LPBNNClassifier, LPBNNRegressor
+    from lpbnn.methods import register
     from lpbnn.model import LossStep, UncertainModel
     from lpbnn.predict import Prediction, predict
     from lpbnn.rank_one.export import freeze, mean_network, undo
@@ -47,6 +48,7 @@ __all__ = [
     "plots",
     "posterior",
     "predict",
+    "register",
     "undo",
 ]
 
@@ -65,6 +67,7 @@ _HOMES = {
     "mean_network": "rank_one.export",
     "posterior": "rank_one.posterior",
     "predict": "predict",
+    "register": "methods",
     "undo": "rank_one.export",
 }
 

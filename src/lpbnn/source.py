@@ -10,6 +10,7 @@ import __future__
 import ast
 import dataclasses
 import importlib
+import importlib.util
 import inspect
 import re
 import sys
@@ -126,6 +127,8 @@ def find(module: str) -> ModuleSpec:
         spec = ModuleSpec(module, None, is_package=True)
         inside = (Path(folder, module.rpartition(".")[2]) for folder in folders or ())
         spec.submodule_search_locations = [str(path) for path in inside]
+    if spec is None:  # an editable install may have a finder of its own
+        spec = importlib.util.find_spec(module)
     if spec is None:
         raise ModuleNotFoundError(f"there is no module {module!r}.", name=module)
     return spec

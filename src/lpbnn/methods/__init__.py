@@ -10,16 +10,24 @@ A method file has, in this order,
 
 Its model (see ``lpbnn.model.UncertainModel``) defines ``outputs`` and, where needed, its own ``loss``,
 ``passes``, ``ood_score``, ``parameter_groups`` and the hooks ``before_epoch``, ``after_step`` and
-``after_fit``. Nothing else in the project names a method. Folders added to ``lpbnn.methods.__path__`` are
-searched too.
+``after_fit``. Nothing else in the project names a method.
+
+A method may be in another package, which names it in the entry-point group ``lpbnn.methods``; a script may
+``register`` one for itself. ``lpbnn.testing.MethodConformance`` tests it (docs/add-a-method.md).
 """
 
 import importlib
+import sys
 from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
 from lpbnn import registry, source
+
+GROUP = "lpbnn.methods"  # of entry points
+_registered: dict[str, str] = {}  # the full name of each module
 
 
 def names() -> list[str]:
@@ -29,7 +37,46 @@ def names() -> list[str]:
         >>> "lpbnn" in names()
         True
     """
-    return registry.modules(__name__)
+    return sorted(_modules())
+
+
+def register(name: str, module: ModuleType) -> None:
+    """Make a module a method, for this process; a package uses an entry point instead.
+
+    Args:
+        name: of the method, as ``lpbnn.build`` shall know it.
+        module: an imported module with ``Config`` and ``build``, as described above.
+
+    Example:
+        >>> from lpbnn.methods import mcp
+        >>> register("plain", mcp)
+        >>> describe("plain") == describe("mcp")
+        True
+        >>> del _registered["plain"]
+    """
+    known = _modules()
+    if not name.isidentifier() or known.get(name, module.__name__) != module.__name__:
+        taken = f" {known[name]} has it." if name in known else ""
+        raise ValueError(f"name={name!r}: expected a Python name that no method has.{taken}")
+    missing = [part for part in ("Config", "build") if not hasattr(module, part)]
+    if missing or sys.modules.get(module.__name__) is not module:
+        problem = f"has no {' and no '.join(missing)}" if missing else "is not in sys.modules"
+        raise TypeError(
+            f"{module.__name__} {problem}. A method is an importable module with a Config and a "
+            "function build(net, config, **model_options); see docs/add-a-method.md."
+        )
+    _registered[name] = module.__name__
+
+
+def _modules() -> dict[str, str]:
+    """Return the full name of each method's module; a file in this folder comes first."""
+    own = {name: f"{__name__}.{name}" for name in registry.modules(__name__)}
+    return {**_installed(), **_registered, **own}
+
+
+@cache
+def _installed() -> dict[str, str]:
+    return {point.name: point.value for point in entry_points(group=GROUP)}
 
 
 def load(name: str) -> ModuleType:
@@ -44,9 +91,10 @@ def load(name: str) -> ModuleType:
 
 def _module(name: str) -> str:
     """Return the full name of a method's module; an unknown method is an error."""
-    if name not in names():
-        raise registry.unknown("method", name, names())
-    return f"{__name__}.{name}"
+    known = _modules()
+    if name not in known:
+        raise registry.unknown("method", name, sorted(known))
+    return known[name]
 
 
 def describe(name: str) -> str:
