@@ -200,6 +200,10 @@ def test_train_compare_report_predict(
     lpbnn("eval", trained, "--batch-size", 50)
     settings = json.loads((trained / "results.json").read_text())["evaluate"]
     assert (settings["batch_size"], settings["examples"]) == (50, 1)  # what is not given stays
+    lpbnn("calibrate", trained)
+    shown = capsys.readouterr().out
+    assert "before  calibrated" in shown
+    assert "temperature " in shown
     lpbnn("compare", trained, trained)
     shown = capsys.readouterr().out
     assert "n=2" not in shown  # the same run twice is one run

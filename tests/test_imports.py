@@ -81,6 +81,7 @@ def test_importing_lpbnn_is_light_and_silent() -> None:
 COMMANDS = (
     "train",
     "eval",
+    "calibrate",
     "join",
     "compare",
     "report",

@@ -167,6 +167,46 @@ def _evaluate(args: list[str]) -> Callable[..., None]:
     return partial(evaluate, settings=RunDir(folder).config_as_measured().evaluate)
 
 
+def calibrate(
+    run: Annotated[Positional[Path], arg(metavar="RUN")],
+    kind: Literal["temperature", "vector"] = "temperature",
+    noise: bool = True,
+    data_root: str | None = None,
+    trust: bool = False,
+) -> None:
+    """Calibrate a trained run on its validation part, store it with the weights and evaluate again.
+
+    Args:
+        run: folder of a finished run.
+        kind: one temperature, or a scale and a bias for every class.
+        noise: fit the scale of the posterior's noise too, if the method has one.
+        data_root: folder of the data, if it has moved since the training.
+        trust: import the modules that the run's config names (MODULE:NAME).
+    """
+    from lpbnn.metrics import METRICS
+    from lpbnn.training.calibrate import calibrate_run
+
+    results = calibrate_run(run, kind, noise, data_root=data_root, trust=trust)
+    found, after = results["calibration"], results["test"]
+    table = Table(box=None)
+    table.add_column("test set", no_wrap=True, style="cyan")
+    table.add_column("before", justify="right")
+    table.add_column("calibrated", justify="right")
+    for name, value in found["before"].items():
+        info = METRICS[name]
+        shown = [f"{info.format(number)}{info.unit}" for number in (value, after[name])]
+        table.add_row(info.title, *shown)
+    console.print(table)
+    fitted = (
+        [f"temperature {1 / found['scale']:.3f}"] if kind == "temperature" else ["vector scaling"]
+    )
+    if found["noise_scale"] is not None:
+        fitted.insert(0, f"noise scale {found['noise_scale']:.3f}")
+    _say(f"{', '.join(fitted)}; fitted to {found['examples']} validation examples, stored in {run}")
+    if found["note"]:
+        _say(f"noise as trained: {found['note']}", style="yellow")
+
+
 def join(runs: Runs, out: Out, trust: bool = False) -> None:
     """Build a Deep Ensemble from finished runs of the plain network and evaluate it.
 
@@ -345,6 +385,7 @@ def _commands(args: list[str]) -> dict[str, Callable[..., Any]]:
         "ls": ls,
         "train": _train(args[1:]) if args[:1] == ["train"] else _documented(train.__doc__ or ""),
         "eval": _evaluate(args[1:]) if args[:1] == ["eval"] else evaluate,
+        "calibrate": calibrate,
         "join": join,
         "compare": compare,
         "report": report,

@@ -121,7 +121,7 @@ def _run(
     with ending_well(fabric, lambda: f"{over} {target.path}"):
         if fabric.is_global_zero:
             target.save_weights(model)
-        return _measure(target, model, splits, config, fabric, _train_results(training, config))
+        return measure(target, model, splits, config, fabric, _train_results(training, config))
 
 
 def load_run(
@@ -174,8 +174,11 @@ def _measure_again(
     target.require_data(info)
     check_corruptions(config.evaluate, info)
     model = load_run(target.path, trust=True).model
-    train, again = target.results()["train"], environment(fabric.device, fabric.world_size)
-    return _measure(target, model, splits, config, fabric, train, measured_again=again)
+    results, again = target.results(), environment(fabric.device, fabric.world_size)
+    known: dict[str, Any] = {"measured_again": again}
+    if "calibration" in results:  # it is part of the weights
+        known["calibration"] = results["calibration"]
+    return measure(target, model, splits, config, fabric, results["train"], **known)
 
 
 def _plan(config: RunConfig, target: RunDir, resume: bool, overwrite: bool) -> Plan:
@@ -216,7 +219,7 @@ def _train_results(training: Training, config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _measure(
+def measure(
     target: RunDir,
     model: UncertainModel,
     splits: Splits,
@@ -225,7 +228,12 @@ def _measure(
     train: dict[str, Any],
     **known: Any,
 ) -> dict[str, Any]:
-    """Evaluate and write; the results last, because they say that the run is finished."""
+    """Evaluate and write; the results last, because they say that the run is finished.
+
+    Args:
+        train: results of the training.
+        **known: further entries of ``results.json``.
+    """
     found = measured(model, splits, config, fabric, train)
     if not fabric.is_global_zero:
         return {}
