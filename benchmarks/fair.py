@@ -65,7 +65,7 @@ class Plan:
     data_root: Path
     out: Path
     seconds: float = math.inf
-    """No run is started that would not end in this time; those that have not ended then are lost."""
+    """Runs that have not ended in this time are lost; the others are kept."""
     workers: int = 1
     """Processes that share the device."""
     methods: tuple[str, ...] = tuple(CANDIDATES)
@@ -394,6 +394,7 @@ def ensembles(plan: Plan, labels: dict[str, Tensor]) -> None:
     candidate = chosen(plan, "mcp") if "mcp" in plan.methods else None
     names = [Job("mcp", candidate or 0, seed, final=True).name for seed in range(plan.seeds)]
     done = [name for name in names if (plan.out / f"{name}.json").is_file()]
+    done = [name for name in done if (plan.out / f"{name}-trained.npz").is_file()]
     for number, group in enumerate(combinations(done, 4)):
         networks = [np.load(plan.out / f"{name}-trained.npz") for name in group]
         members = {
@@ -414,27 +415,24 @@ def main(plan: Plan) -> None:
     begun = time.monotonic()
     plan.out.mkdir(parents=True, exist_ok=True)
     os.environ[BESIDE] = str(plan.workers)
-    running: dict[Job, tuple[Any, float]] = {}
+    running: dict[Job, Any] = {}
     started: set[Job] = set()
-    needed: dict[tuple[str, bool], float] = {}  # seconds of the last run of a kind
     failed = 0
     with multiprocessing.get_context("spawn").Pool(plan.workers, _start, (plan,)) as pool:
         images = load_images(plan)
         waiting_for_sets = True
         while True:
             elapsed = time.monotonic() - begun
-            for job, (result, since) in list(running.items()):
+            for job, result in list(running.items()):
                 if not result.ready():
                     continue
                 del running[job]
                 failed += bool(problem := result.get())
-                needed[job.method, job.final] = time.monotonic() - since
                 print(f"{elapsed:6.0f} s  {job.name}: {problem or _line(plan, job)}", flush=True)
             for job in list(pending(plan, started)):
-                guess = needed.get((job.method, job.final), needed.get((job.method, False), 0.0))
-                if len(running) == plan.workers or elapsed + guess > plan.seconds:
+                if len(running) == plan.workers:
                     break
-                running[job] = (pool.apply_async(_work, (job,)), time.monotonic())
+                running[job] = pool.apply_async(_work, (job,))
                 started.add(job)
             if not running or elapsed > plan.seconds or failed > plan.workers:
                 break

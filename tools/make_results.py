@@ -10,7 +10,8 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from tools.make_tables import RESULTS, ROOT, read_csv, value_of
+from tools import fair
+from tools.make_tables import RESULTS, ROOT, TABLES, read_csv, value_of
 
 from lpbnn.experiments import diversity, stability, table1, table2
 from lpbnn.report.runs import title
@@ -98,7 +99,8 @@ def page(folder: Path = RESULTS) -> str:
     }
     papers = {name: _paper(name) for name in ("cifar10", "cifar100")}
     both = [(name, tables[name], papers[name]) for name in papers]
-    runs = sum(len(read_csv(path)) for path in folder.glob("*.csv"))
+    runs = sum(len(read_csv(folder / f"{name}.csv")) for name in TABLES)
+    compared = read_csv(folder / f"{fair.FOLDER}.csv")
     columns = (ACCURACY, ECE, NLL, BRIER)
     return TEMPLATE.read_text().format(
         runs=runs,
@@ -110,6 +112,11 @@ def page(folder: Path = RESULTS) -> str:
         runtime=_runtime(folder),
         stability=_stability(tables["stability"]),
         diversity=_diversity(tables["cifar10"]),
+        fair_trials=fair.trial_table(compared),
+        fair_main=fair.main_table(compared),
+        fair_trained=fair.difference_table(compared, "trained"),
+        fair_fitted=fair.difference_table(compared, "fitted"),
+        fair_scores=fair.score_table(compared),
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tools import fair
 
 from lpbnn.training.archive import members
 from lpbnn.training.files import write_atomic
@@ -190,6 +191,7 @@ def arrays(content: Mapping[str, bytes], folders: tuple[str, ...]) -> dict[str, 
 def outputs(content: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of every file that is made from the archive."""
     known = {folder for folders in TABLES.values() for folder in folders} | {*LINES.values()}
+    known |= {fair.FOLDER}
     if unknown := sorted({name.partition("/")[0] for name in content} - known):
         raise ValueError(
             f"the archive has the folders {', '.join(unknown)}, which belong to no table. Fix: add them "
@@ -197,6 +199,7 @@ def outputs(content: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
         )
     for table, folders in TABLES.items():
         yield f"{table}.csv", csv_text(content, folders)
+    yield f"{fair.FOLDER}.csv", fair.csv_text(content)
     for name, folder in LINES.items():
         yield f"{name}.jsonl", lines_text(content, folder)
 

@@ -30,7 +30,9 @@ def records() -> dict[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def rows() -> dict[str, dict[str, str]]:
     """The rows of all CSVs, by folder and name."""
-    found = [row for path in RESULTS.glob("*.csv") for row in make_tables.read_csv(path)]
+    found = [
+        row for name in make_tables.TABLES for row in make_tables.read_csv(RESULTS / f"{name}.csv")
+    ]
     named = {f"{row['folder']}/{row['run']}": row for row in found}
     assert len(named) == len(found)
     return named
@@ -162,7 +164,7 @@ def test_a_commit_older_than_its_options_is_marked(rows: Any) -> None:
 def test_results_md_is_what_the_tool_makes() -> None:
     text = (ROOT / "RESULTS.md").read_text()
     assert text == make_results.page(), "Fix: python -m tools.make_results"
-    assert len(text.splitlines()) <= 200
+    assert len(text.splitlines()) <= 280
 
 
 def test_results_md_shows_means_of_the_records(records: Any) -> None:
