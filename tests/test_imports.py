@@ -121,7 +121,7 @@ def test_help_of_the_module_imports_nothing_heavy() -> None:
     assert not {"torch", "lightning", "matplotlib", "sklearn"} & imported
 
 
-@pytest.mark.parametrize("name", ["build", "check", "convert", "predict"])
+@pytest.mark.parametrize("name", ["check", "predict"])
 def test_a_function_stands_in_for_the_module_of_its_name(name: str) -> None:
     """Whichever comes first: the import of the module, or the use of the function."""
     code = (
