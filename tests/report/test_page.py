@@ -313,6 +313,13 @@ def test_cells_carry_the_numbers_they_are_sorted_by(regression: Make, tmp_path: 
     assert pytest.approx(0.02) in values  # coverage .93: its distance from .95
 
 
+def test_every_figure_can_be_saved(make: Make, tmp_path: Path) -> None:
+    text = write_report([make("lpbnn"), make("mcp")], tmp_path / "r.html").read_text("utf-8")
+    figures = re.findall(r"<figure.*?</figure>", text, re.S)
+    assert len(figures) == text.count("<svg")
+    assert all(figure.count('class="save"') == 1 for figure in figures)
+
+
 def test_the_same_runs_give_the_same_page(make: Make, tmp_path: Path) -> None:
     runs = [make("lpbnn"), make("mcp")]
     one = write_report(runs, tmp_path / "one.html").read_bytes()
