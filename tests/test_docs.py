@@ -10,7 +10,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("name", ["own-model.md", "scikit-learn.md"])
+@pytest.mark.parametrize("name", ["calibration.md", "own-model.md", "scikit-learn.md"])
 def test_every_block_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,8 +2,8 @@ r"""The noise scale: how much of the posterior's noise a prediction uses, fitted
 
 Every draw of the posterior has its standard deviation multiplied by :math:`\tau`. More noise makes the
 averaged probabilities less sure. The rule is **the** :math:`\tau` **at which the fitted temperature is
-one**: the noise alone then accounts for the overconfidence, and, unlike a temperature, it grows under shift.
-The NLL of the held-out data is too flat in :math:`\tau` to choose it (docs/lab-notes.md).
+one**: the noise alone then accounts for the overconfidence. It has one answer, while the NLL of held-out data
+hardly changes with :math:`\tau`.
 
 With T as in ``lpbnn.calibration.scaling``, the temperature is one where
 :math:`g(\tau) = \partial NLL / \partial \log T` at T = 1 is zero; g is negative for an overconfident model
