@@ -10,6 +10,7 @@ converted layer, so that it can name the first one that differs.
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from lpbnn.members.ensemble import MemberEnsemble
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
+Record = list[tuple[str, Tensor]]  # tensors that a run passed through, with their names
+RESULT = "the output"  # of the network, in a record
 MAX_ROWS = 3  # rows that are compared
 MEMBERS = 2  # members that are compared
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}  # of the largest number; half: 0.05
@@ -240,31 +243,54 @@ class _Reference:
         # Random in itself (functional dropout, stochastic depth): nothing to compare in this mode.
         self.random = not _equal(self.members[0], self.run(0, self.args, self.kwargs))
         call, arguments = (self.args, self.kwargs), self.model.mask_arguments
-        whole = [one.value for one in self.members[0] if one.name == "the output"]
+        whole = _outputs(self.members[0])
         if self.random:
             whole = self._seeded_outputs(*call)
         self.independent = _keeps_other_rows(self._seeded_outputs, whole, arguments, call, rows)
 
-    def run(self, member: int, args: Any, kwargs: Any) -> list["_Output"]:
-        """Return the outputs of the converted layers and of the network, for one member."""
-        net = self.model.net
-        # The same buffers for every run: a spectral norm goes on with its estimate in each.
-        with _same_buffers(net), _quiet(net, self.training), _recorded(self.model) as outputs:
-            sampled = self.probe.take(member, 1)
-            result = self.model.run_one_by_one(sampled, *copy_tensors((args, kwargs)), first=member)
-        return [*outputs, *(_Output("the output", leaf) for leaf in tree_leaves(result))]
+    def run(self, member: int, args: Any, kwargs: Any) -> Record:
+        """Return the record of one member."""
+        run = partial(self.model.run_one_by_one, self.probe.take(member, 1), first=member)
+        return _record(self.model, self.training, run, (args, kwargs))
 
     def _seeded_outputs(self, args: Any, kwargs: Any) -> list[Tensor]:
         """Return the outputs of the network for one member; what it draws is the same in every call."""
         with seeded(0, None, self.model):
-            return [one.value for one in self.run(0, args, kwargs) if one.name == "the output"]
+            return _outputs(self.run(0, args, kwargs))
 
 
-class _Output:
-    """The input or output of a layer, or the output of the network, in one call."""
+def _record(model: Any, training: bool, run: Callable[..., Any], call: Call) -> Record:
+    """Return inputs and outputs of the converted layers, in the order of their calls, and the result.
 
-    def __init__(self, name: str, value: Tensor) -> None:
-        self.name, self.value = name, value.detach().clone()
+    Args:
+        model: the model whose members run.
+        training: the mode of the network.
+        run: runs members; it is given copies of the inputs.
+        call: the arguments of the network.
+    """
+    record: Record = []
+    with ExitStack() as stack:
+        # The same buffers for every run: a spectral norm goes on with its estimate in each.
+        stack.enter_context(_same_buffers(model.net))
+        stack.enter_context(_quiet(model.net, training))
+        for path, module in model.net.named_modules():
+            if model.is_converted(module):
+
+                def keep(layer: Any, args: Any, output: Any, path: str = path) -> None:
+                    if vmap_is_running():
+                        return  # its tensors end with it
+                    # The input too: a weight of zeros would hide that its rows are mixed.
+                    record.append((f"the input of {path!r}", args[0].detach().clone()))
+                    record.append((f"the output of {path!r}", output.detach().clone()))
+
+                stack.callback(module.register_forward_hook(keep).remove)
+        result = run(*copy_tensors(call))
+    return [*record, *((RESULT, leaf.detach().clone()) for leaf in tree_leaves(result))]
+
+
+def _outputs(record: Record) -> list[Tensor]:
+    """Return the outputs of the network."""
+    return [value for name, value in record if name == RESULT]
 
 
 def _examples_to_change(rows: int) -> list[list[int]]:
@@ -297,11 +323,11 @@ def _change(arguments: Any, args: Any, kwargs: Any, batch: int, examples: list[i
     return tree_map_only(Tensor, change, (args, kwargs))
 
 
-def _equal(found: list[_Output], expected: list[_Output]) -> bool:
+def _equal(found: Record, expected: Record) -> bool:
     """Return True if two runs of one member called the same layers, with equal values."""
     return len(found) == len(expected) and all(
-        one.name == other.name and _close(one.value, other.value)
-        for one, other in zip(found, expected, strict=True)
+        name == expected_name and _close(value, expected_value)
+        for (name, value), (expected_name, expected_value) in zip(found, expected, strict=True)
     )
 
 
@@ -313,20 +339,14 @@ def _first_difference(model: Any, paths: list[str], references: list[_Reference]
         for expected in references:
             if expected.random:
                 continue
-            with (
-                _same_buffers(model.net),
-                _quiet(model.net, expected.training),
-                _recorded(model) as outputs,
-            ):
-                try:
-                    call = copy_tensors((expected.args, expected.kwargs))
-                    result = model.run_rows(expected.probe, *call)
-                except torch.OutOfMemoryError:
-                    raise
-                except Exception as error:
-                    message = str(error).splitlines()[0].rstrip(".") if str(error) else ""
-                    return f"it raises {type(error).__name__}: {message}"
-            found = [*outputs, *(_Output("the output", leaf) for leaf in tree_leaves(result))]
+            run, call = partial(model.run_rows, expected.probe), (expected.args, expected.kwargs)
+            try:
+                found = _record(model, expected.training, run, call)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                message = str(error).splitlines()[0].rstrip(".") if str(error) else ""
+                return f"it raises {type(error).__name__}: {message}"
             if difference := _compare(found, expected.members):
                 return difference + (" in training mode" if expected.training else "")
         return ""
@@ -334,19 +354,19 @@ def _first_difference(model: Any, paths: list[str], references: list[_Reference]
         model.use_expansion_points(before)
 
 
-def _compare(found: list[_Output], expected: list[list[_Output]]) -> str:
+def _compare(found: Record, expected: list[Record]) -> str:
     if any(len(found) != len(one) for one in expected):
         return "the network calls other layers for more rows"
-    for i, rows in enumerate(found):
+    for i, (name, rows) in enumerate(found):
         for j, member in enumerate(expected):
-            one = member[i]
-            if rows.value.shape[:1] != (one.value.shape[0] * MEMBERS,):
+            _, one = member[i]
+            if rows.shape[:1] != (one.shape[0] * MEMBERS,):
                 return (
-                    f"{rows.name} has shape {tuple(rows.value.shape)} for {MEMBERS} members, and "
-                    f"{tuple(one.value.shape)} for one"
+                    f"{name} has shape {tuple(rows.shape)} for {MEMBERS} members, and "
+                    f"{tuple(one.shape)} for one"
                 )
-            if not _close(gather(rows.value.contiguous(), MEMBERS)[j], one.value):
-                return f"{rows.name} differs for member {j}"
+            if not _close(gather(rows.contiguous(), MEMBERS)[j], one):
+                return f"{name} differs for member {j}"
     return ""
 
 
@@ -458,26 +478,6 @@ def _close(a: Tensor, b: Tensor) -> bool:
     scale = float(finite.abs().max()) if finite.numel() else 0.0
     tolerance = scale * TOLERANCE.get(a.dtype, 0.05) + 1e-12
     return torch.allclose(a, b, rtol=0.0, atol=tolerance, equal_nan=True)
-
-
-@contextmanager
-def _recorded(model: Any) -> Iterator[list[_Output]]:
-    """Record inputs and outputs of the converted layers, in the order of their calls."""
-    outputs: list[_Output] = []
-    with ExitStack() as stack:
-        for path, module in model.net.named_modules():
-            if model.is_converted(module):
-
-                def record(layer: Any, args: Any, output: Any, path: str = path) -> None:
-                    if vmap_is_running():
-                        return  # its tensors end with it
-                    # The input too: a weight of zeros would hide that its rows are mixed.
-                    outputs.append(_Output(f"the input of {path!r}", args[0]))
-                    outputs.append(_Output(f"the output of {path!r}", output))
-
-                handle = module.register_forward_hook(record)
-                stack.callback(handle.remove)
-        yield outputs
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lpbnn
 from lpbnn import likelihoods
-from lpbnn.methods.meanfield import GaussianLayer, MeanFieldBNN, Noise
+from lpbnn.methods.meanfield import Draw, GaussianLayer, MeanFieldBNN, Noise
 
 NETS = {"Mlp": Mlp, "ConvNet": ConvNet, "ResNet": ResNet}
 
@@ -128,7 +128,7 @@ def test_flipout_gives_every_example_its_own_weights(
         return signs[-1]
 
     monkeypatch.setattr(GaussianLayer, "_signs", spy)
-    with gaussian.slot.use([noise._replace(flip=True)]):
+    with gaussian.slot.use(Draw([noise._replace(flip=True)])):
         together = gaussian(x)
     inputs, outputs = signs
     assert inputs.unique().tolist() == outputs.unique().tolist() == [-1, 1]

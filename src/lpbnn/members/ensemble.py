@@ -19,7 +19,7 @@ from lpbnn.members.partial import (
     find_expansion_points,
     raise_with_advice,
 )
-from lpbnn.members.passes import MemberPass, PassSlot, Sampled, replay_in_backward
+from lpbnn.members.passes import MemberPass, PassSlot, Sampled
 from lpbnn.members.rows import (
     Argument,
     BatchMode,
@@ -173,7 +173,7 @@ class MemberEnsemble(UncertainModel):
         if self.points.whole_network:
             args, kwargs = expand_tree((args, kwargs), batch, count, mode, masks)
         try:
-            outputs = self._run_network(state, args, kwargs)
+            outputs = self.slot.run(state, self.run_network, *args, **kwargs)
         except (RuntimeError, ValueError) as error:
             raise_with_advice(self._advice(error, batch), error)
         for output in tree_leaves(outputs):
@@ -203,16 +203,11 @@ class MemberEnsemble(UncertainModel):
                 size = len(examples)
             if count > 1:  # the network may change its inputs in place
                 own = copy_tensors(own)
-            output = self._run_network(MemberPass(sampled.take(j, 1), size, first + j), *own)
+            state = MemberPass(sampled.take(j, 1), size, first + j)
+            output = self.slot.run(state, self.run_network, *own[0], **own[1])
             # The next call may write to the same memory, for example in a recorded CUDA graph.
             outputs.append(output if j == count - 1 else tree_map(torch.clone, output))
         return outputs[0] if count == 1 else tree_map(lambda *own: torch.cat(own), *outputs)
-
-    def _run_network(self, state: MemberPass, args: Any, kwargs: Any) -> Outputs:
-        with self.slot.use(state):
-            outputs = self.readout(self.net(*args, **kwargs))
-        replay_in_backward(self.slot, state, outputs)
-        return outputs
 
     def _advice(self, error: Exception, batch: int) -> str:
         """Return what helps against an error of the network, or an empty string."""

@@ -25,7 +25,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from lpbnn.members.passes import Loop, MemberPass, PassSlot
-from lpbnn.members.rows import batched, expand_tree, find_masks, is_batched, mask_arguments
+from lpbnn.members.rows import (
+    batched,
+    expand_batch,
+    expand_tree,
+    find_masks,
+    is_batched,
+    mask_arguments,
+)
 from lpbnn.registry import did_you_mean
 
 # Numbers in a batch of images that keep a device busy without a second member beside them. On a CPU
@@ -145,11 +152,15 @@ def _own_arguments(call: Any, state: MemberPass, start: int, count: int, masks: 
     own_rows = slice(state.batch * start, state.batch * (start + count))
 
     def own(x: Tensor) -> Tensor:
-        # A view: a module that changes it changes the caller's rows, as with all members at once.
-        return x[own_rows] if state.expanded and is_batched(x, state.rows, masks) else x
+        if state.expanded and is_batched(x, state.rows, masks):
+            return x[
+                own_rows
+            ]  # a view: who changes it changes the caller's rows, as without a loop
+        if is_batched(x, state.batch, masks):  # each member may change its copy
+            return expand_batch(x, count) if count > 1 else x.clone()
+        return x
 
-    expanded = expand_tree(call, state.batch, count, "repeat", masks, copy=True)
-    return tree_map_only(Tensor, own, expanded)
+    return tree_map_only(Tensor, own, call)
 
 
 def find_expansion_points(

@@ -5,12 +5,12 @@ slot. Layers hold no state of their own. The slot is per thread, so that several
 one model in evaluation mode.
 
 Activation checkpointing runs parts of the network again in the backward pass, when the slot is empty.
-``replay_in_backward`` hands these parts the state of the pass that is being differentiated.
+``PassSlot.run`` hands these parts the state of the pass that is being differentiated.
 """
 
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, Self
 
@@ -88,13 +88,6 @@ class _ThreadState(threading.local):
         self.current: Any = None  # not of the class: a compiled first pass guards on the instance
 
 
-class _Replay:
-    """A state, alive as long as the graph of the outputs that it belongs to."""
-
-    def __init__(self, state: Any) -> None:
-        self.state = state
-
-
 class PassSlot:
     """The slot in which the layers of one model find the state of the pass under way.
 
@@ -109,7 +102,7 @@ class PassSlot:
 
     def __init__(self) -> None:
         self._thread = _ThreadState()
-        self._replay: Any = None  # a weak reference to a _Replay
+        self._replay: Any = None  # a weak reference to the state of the pass being differentiated
 
     def __reduce__(self) -> Any:
         return PassSlot, ()  # a copy is empty; layers that shared a slot share its copy
@@ -124,6 +117,28 @@ class PassSlot:
         finally:
             self._thread.current = before
 
+    def run(self, state: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Return ``function(...)``, whose layers find the state here, in a backward pass too.
+
+        Args:
+            state: an object that can be weakly referenced; it lives as long as the outputs' graph.
+            function: runs the network.
+            *args: its arguments.
+            **kwargs: its keyword arguments.
+        """
+        with self.use(state):
+            outputs = function(*args, **kwargs)
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return outputs  # a compiled graph recomputes for itself
+
+        def set_replay(gradient: Tensor) -> None:
+            self._replay = weakref.ref(state)
+
+        for output in tree_leaves(outputs):
+            if isinstance(output, Tensor) and output.requires_grad:
+                output.register_hook(set_replay)
+        return outputs
+
     def set(self, state: Any) -> None:
         """Replace the state of the pass under way."""
         self._thread.current = state
@@ -132,22 +147,8 @@ class PassSlot:
         """Return the state of the pass under way, or of the one being differentiated, or None."""
         state = self._thread.current
         if state is None and self._replay is not None:
-            replay = self._replay()
-            if replay is not None and backward_is_running():
-                return replay.state
+            replayed = self._replay()
+            if replayed is not None and backward_is_running():
+                return replayed
             self._replay = None
         return state
-
-
-def replay_in_backward(slot: PassSlot, state: Any, outputs: Any) -> None:
-    """Let layers that run again while ``outputs`` are differentiated read ``state`` again."""
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        return  # a compiled graph recomputes for itself
-    replay = _Replay(state)
-
-    def set_replay(gradient: Tensor) -> None:
-        slot._replay = weakref.ref(replay)
-
-    for output in tree_leaves(outputs):
-        if isinstance(output, Tensor) and output.requires_grad:
-            output.register_hook(set_replay)

@@ -120,18 +120,11 @@ def expand_tree(
     members: int,
     mode: BatchMode = "repeat",
     masks: Sequence[Tensor] = (),
-    copy: bool = False,
 ) -> Any:
-    """Expand every tensor in a nested structure whose first dimension is the batch, except ``masks``.
-
-    Args:
-        copy: give a single member its own memory too, so that it may change its input in place.
-    """
+    """Expand every tensor in a nested structure whose first dimension is the batch, except ``masks``."""
 
     def expand(x: Tensor) -> Tensor:
-        if not is_batched(x, batch, masks):
-            return x
-        return x.clone() if copy and members == 1 else expand_batch(x, members, mode)
+        return expand_batch(x, members, mode) if is_batched(x, batch, masks) else x
 
     return tree_map_only(Tensor, expand, tree)
 
@@ -227,14 +220,14 @@ def find_masks(
 
     Oblong masks may be padding masks (batch, time), in a module that gives these the same name.
     """
-    masks: list[Tensor] = []
     if not arguments:
-        return masks
-    for value, kind in _given(arguments, args, kwargs):
-        square = value.dim() == 2 and value.shape[0] == value.shape[1]
-        if kind == "shared" or (kind == "mask" and square):
-            masks.append(value)
-    return masks
+        return []
+    return [
+        value
+        for value, kind in _given(arguments, args, kwargs)
+        if kind == "shared"
+        or (kind == "mask" and value.dim() == 2 and value.shape[0] == value.shape[1])
+    ]
 
 
 def find_head_masks(

@@ -54,8 +54,8 @@ from lpbnn.methods._options import Count, DataCount, NonNegative, require_num_da
 from lpbnn.methods._rank_one import RankOneConfig, convert_layers
 from lpbnn.model import Terms
 from lpbnn.rank_one.ensemble import RankOneEnsemble
-from lpbnn.rank_one.factors import initial_dtype
-from lpbnn.rank_one.vae import LatentFactors, LatentPosterior, group_by_width
+from lpbnn.rank_one.factors import group_layers, initial_dtype
+from lpbnn.rank_one.vae import WIDTH, LatentFactors, LatentPosterior
 
 Variant = Literal["default", "paper"]
 Weighting = Literal["balanced", "equation", "authors"]
@@ -122,7 +122,7 @@ class LPBNN(RankOneEnsemble):
         factors: list[Any] = [layer.factors for layer in self.layers]
         rule, own = WEIGHTINGS[str(self.config.weighting)], self.config.kl_weight
         weights = []
-        for group in group_by_width(factors):
+        for group in group_layers(factors, *WIDTH):
             a, b = rule(self.num_data, factors[group[0]].inputs)
             weights += [(a if own is None else own, b)] * len(group)
         return torch.tensor(weights, device=factors[0].s.device, dtype=initial_dtype()).T

@@ -39,7 +39,7 @@ from torch.func import functional_call
 from lpbnn.convert.convert import Conversion, Filter, convert
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.likelihoods import at_least_float32
-from lpbnn.members.passes import PassSlot, replay_in_backward
+from lpbnn.members.passes import PassSlot
 from lpbnn.members.rows import copy_tensors
 from lpbnn.methods._options import (
     Count,
@@ -84,6 +84,13 @@ class Noise(NamedTuple):
     weight: Tensor  # of the weight's shape
     bias: Tensor | None  # of the bias's shape; None without a bias
     flip: bool = False  # True: flipout
+
+
+@dataclasses.dataclass(eq=False)
+class Draw:
+    """The state of a pass: the noise of every layer."""
+
+    layers: list[Noise]
 
 
 class GaussianLayer(Wrapper):
@@ -160,8 +167,8 @@ class GaussianLayer(Wrapper):
         return torch.stack(parts).sum()
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        noises: list[Noise] | None = self.slot.get()
-        noise = self.draw() if noises is None else noises[self.index]
+        state: Draw | None = self.slot.get()
+        noise = self.draw() if state is None else state.layers[self.index]
         weight, bias = self.layer.weight, self.layer.bias
         if noise.flip:
             mean = self.layer(x, *args, **kwargs)
@@ -247,10 +254,7 @@ class MeanFieldBNN(UncertainModel):
 
     def _run(self, noises: list[Noise], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outputs:
         """Return the outputs (B, ...) of the network with the drawn weights."""
-        with self.slot.use(noises):
-            outputs = self.run_network(*args, **kwargs)
-        replay_in_backward(self.slot, noises, outputs)
-        return outputs
+        return self.slot.run(Draw(noises), self.run_network, *args, **kwargs)
 
     def passes(self, samples: int, width: int) -> Iterator[Pass]:
         # One draw per pass, whatever the width: a draw is as large as the network.

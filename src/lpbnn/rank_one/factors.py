@@ -15,7 +15,7 @@ the modules, so that penalties can be computed at any time.
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -158,7 +158,7 @@ class GaussianPosterior(FactorPosterior):
     ) -> list[Pair]:
         sampled: dict[int, Pair] = {}
         shape = ("members", "inputs", "outputs", "r_mean.device", "r_mean.dtype")
-        for group in group_layers(self.layers, *shape).values():
+        for group in group_layers(self.layers, *shape):
             same = [self.layers[i] for i in group]
             with full_precision(same[0].r_mean.device):
                 r, s = (
@@ -227,12 +227,19 @@ class GaussianFactors(Factors):
             return total
 
 
-def group_layers(layers: Sequence[Any], *attributes: str) -> dict[Any, list[int]]:
-    """Return the indices of layers with equal attributes, groups in order of first appearance."""
+def group_layers(layers: Sequence[Any], *attributes: str) -> list[list[int]]:
+    """Return the indices of layers with equal attributes, groups in ascending order of the first of these.
+
+    Example:
+        >>> group_layers(
+        ...     [nn.Linear(5, 1), nn.Linear(4, 1), nn.Linear(5, 1)], "in_features", "bias.dtype"
+        ... )
+        [[1], [0, 2]]
+    """
     read, groups = attrgetter(*attributes), {}
     for i, layer in enumerate(layers):
         groups.setdefault(read(layer), []).append(i)
-    return groups
+    return [groups[key] for key in sorted(groups, key=itemgetter(0))]
 
 
 def initial(members: int, width: int, std: float, init: Init) -> Tensor:

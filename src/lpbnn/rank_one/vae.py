@@ -1,7 +1,7 @@
 """The latent posterior of LP-BNN: r is sampled through a small variational autoencoder per layer."""
 
 from collections.abc import Sequence
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -22,33 +22,30 @@ from lpbnn.rank_one.factors import (
     sample_gaussian,
 )
 
+# Layers of equal width (on one device, of one precision) are computed together, the narrowest first.
+WIDTH = ("inputs", "s.device", "s.dtype")
+TENSORS = attrgetter("r", "encoder.weight", "encoder.bias", "decoder.weight", "decoder.bias")
 LARGEST = 2.0  # of D in any direction of the codes; elsewhere it has a standard deviation of 0.5
-
-
-def group_by_width(layers: Sequence[Any]) -> list[list[int]]:
-    """Return the indices of layers of equal width (on one device, of one precision), the narrowest first."""
-    groups = group_layers(layers, "inputs", "s.device", "s.dtype")
-    return [groups[key] for key in sorted(groups, key=itemgetter(0))]
 
 
 class LatentPosterior(FactorPosterior):
     """The latent posterior of all layers, computed together.
 
     Layers of equal width share their products; the codes of all are one tensor (L, J, latent), with the
-    layers in the order of ``group_by_width``. Sampling and penalties of one loss use the same object, so
+    layers in the order of ``groups``. Sampling and penalties of one loss use the same object, so
     that every encoder runs once. Layers may differ in device and precision, not in the latent size: their
     codes are on the device of the first of them, in the highest precision.
     """
 
     def __init__(self, layers: Sequence[Any]) -> None:
         super().__init__(layers)
-        self.groups = group_by_width(layers)
+        self.groups = group_layers(layers, *WIDTH)
         self.latent, device = layers[0].latent, layers[0].s.device
         self.r, self.decoders, self.decoder_biases = [], [], []
         codes, biases = [], []
         with full_precision(device):
             for group in self.groups:
-                tensors = zip(*(layers[i].tensors() for i in group), strict=True)
+                tensors = zip(*(TENSORS(layers[i]) for i in group), strict=True)
                 r, encoder, bias, decoder, decoder_bias = map(stack_tensors, tensors)
                 # The weight is the left factor: its gradient comes as the parameters lie, not transposed.
                 codes.append(torch.bmm(encoder, ((r - 1) / r.shape[-1] ** 0.5).mT).to(device))
@@ -215,11 +212,6 @@ class LatentFactors(Factors):
             fitted = fit_decoder(self.decoder.weight, mu / latent**0.5, r - 1)
             self.decoder.weight.copy_(fitted)
         self.decoder.weight.requires_grad_(train_decoder)
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Return r, and weight and bias of the encoder and of the decoder."""
-        encoder, decoder = self.encoder, self.decoder
-        return self.r, encoder.weight, encoder.bias, decoder.weight, decoder.bias
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, latent={self.latent}"
