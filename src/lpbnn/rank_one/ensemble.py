@@ -113,20 +113,17 @@ class RankOneEnsemble(MemberEnsemble):
         return None
 
     def probe(self, count: int) -> SampledFactors:
-        generator = torch.Generator().manual_seed(0)
-
-        def near_one(like: Tensor, width: int) -> Tensor:
-            values = 0.75 + 0.5 * torch.rand(count, width, generator=generator)
-            return values.to(like)
-
-        factors = []
+        generator, factors = torch.Generator().manual_seed(0), []
         for layer in self.layers:
             weight: Any = layer.layer.weight
             r, s = (
-                near_one(weight, width) for width in (layer.factors.inputs, layer.factors.outputs)
+                (0.75 + 0.5 * torch.rand(count, width, generator=generator)).to(weight)
+                for width in (layer.factors.inputs, layer.factors.outputs)
             )
             bias = layer.member_bias
-            factors.append(LayerFactors(r, s, None if bias is None else _first(bias, count)))
+            if bias is not None:  # fewer members than asked for: from the first again
+                bias = bias[[i % len(bias) for i in range(count)]]
+            factors.append(LayerFactors(r, s, bias))
         return SampledFactors(factors)
 
     def loss(self, x: Any, y: Any, weight: Tensor | None = None) -> Terms:
@@ -142,16 +139,18 @@ class RankOneEnsemble(MemberEnsemble):
         require_row_weights(weight, batch)
 
         posterior = self.posterior()
-        together = self.training and members > 1 and self.execution != "loop"
-        rows = rows_needed(batch, members, mode) // members if together else 1
+        # A compiled loss may copy the factors to the rows of their member, if all run in one pass.
+        in_one_pass = self.training and members > 1 and self.execution != "loop"
+        rows = rows_needed(batch, members, mode) // members if in_one_pass else 1
         sampled = with_biases(self.layers, posterior.sample(1, self.noise_scale, rows))
         outputs = self.run(sampled, args, kwargs, mode)
 
         device = tree_leaves(outputs)[0].device
         targets, weight = expand_tree((y, weight), batch, members, mode)
-        once = row_weights(batch, members, mode, device)  # every example counts once
-        weights = weight if once is None else once if weight is None else once * weight
-        terms = self.likelihood.nll_terms(outputs, targets, weights)
+        once = row_weights(batch, members, mode, device)
+        if once is not None:  # every example counts once
+            weight = once if weight is None else once * weight
+        terms = self.likelihood.nll_terms(outputs, targets, weight)
         for name, term in self.penalties(posterior).items():
             terms[name] = term.to(device)  # layers may be on several devices
         return total(**terms)
@@ -183,8 +182,3 @@ class RankOneEnsemble(MemberEnsemble):
         known = {id(parameter) for parameter in fast}
         slow = [parameter for parameter in self.parameters() if id(parameter) not in known]
         return two_groups(slow, fast, weight_decay, lr, self.fast_lr)
-
-
-def _first(tensor: Tensor, count: int) -> Tensor:
-    """Return ``count`` rows of a tensor, from the start again where it ends."""
-    return tensor[[i % len(tensor) for i in range(count)]]
