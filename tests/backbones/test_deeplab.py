@@ -228,7 +228,7 @@ def test_other_precisions_layouts_and_copies(options: dict[str, Any]) -> None:
     assert torch.allclose(half.float(), expected, atol=0.1 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("options", [{}, GROUPS])
+@pytest.mark.parametrize("options", [{}, pytest.param(GROUPS, marks=pytest.mark.slow)])
 def test_compiles_whole_and_exports_with_a_free_batch_size(options: dict[str, Any]) -> None:
     torch.compiler.reset()
     net, x = make(**options).eval(), pictures()

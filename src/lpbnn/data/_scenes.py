@@ -27,6 +27,8 @@ from lpbnn.data.files import (
     count_ids,
     header,
     in_threads,
+    parse_size,
+    size_text,
     unknown_ids,
 )
 
@@ -141,7 +143,7 @@ class Street:
     ) -> Splits:
         """Train, validation and test; decoded into memory where they need at most `memory` GiB."""
         native = chosen[0].native
-        shown = _size(self.name, size) or native
+        shown = parse_size(self.name, size) or native
         parts = [
             self._examples(part, shown, training=number == 0) for number, part in enumerate(chosen)
         ]
@@ -149,7 +151,7 @@ class Street:
         train, val, test = (part.take(slice(None)) if fits else part for part in parts)
         notes = [note, self._unlike_published(found)]
         if shown != native:
-            notes.append(f"resized from {_text(native)} to {_text(shown)}")
+            notes.append(f"resized from {size_text(native)} to {size_text(shown)}")
         return Splits(
             name=self.name,
             task="segmentation",
@@ -195,7 +197,7 @@ def _part(folder: Folder, ids: Ids) -> Part:
     for image, label, size, other in zip(images, labels, sizes, others, strict=True):
         if size != other:
             raise ValueError(
-                f"{image} is {_text(size)}, its label map {label} is {_text(other)}; expected the same "
+                f"{image} is {size_text(size)}, its label map {label} is {size_text(other)}; expected the same "
                 "size. Fix: get both files again."
             )
         _require_one_size(image, size, images[0], sizes[0])
@@ -280,19 +282,6 @@ def _files(folder: Path) -> list[Path]:
 def _require_one_size(path: Path, size: Size, first: Path, expected: Size) -> None:
     if size != expected:
         raise ValueError(
-            f"{path} is {_text(size)}, {first} is {_text(expected)}; expected one size in the whole "
+            f"{path} is {size_text(size)}, {first} is {size_text(expected)}; expected one size in the whole "
             "set. Fix: get the file again."
         )
-
-
-def _text(size: Size) -> str:
-    return f"{size[1]}x{size[0]}"
-
-
-def _size(name: str, size: Sequence[int] | None) -> Size | None:
-    if size is None:
-        return None
-    whole = isinstance(size, list | tuple) and all(isinstance(n, int) and n > 0 for n in size)
-    if not whole or len(size) != 2:
-        raise ValueError(f"{name}: size={size!r}; expected (height, width), such as (180, 240).")
-    return size[0], size[1]

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -46,6 +46,36 @@ UPRIGHT = {  # what undoes each orientation but 1
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+
+
+def size_text(size: Size) -> str:
+    """Return a size as width x height.
+
+    >>> size_text((720, 1280))
+    '1280x720'
+    """
+    return f"{size[1]}x{size[0]}"
+
+
+def parse_size(name: str, size: int | Sequence[int] | None, square: bool = False) -> Size | None:
+    """Return height and width from the option of a data set.
+
+    Args:
+        square: accept one side for both.
+
+    >>> parse_size("folder", 64, square=True), parse_size("camvid", (180, 240))
+    ((64, 64), (180, 240))
+    """
+    if size is None:
+        return None
+    sides: Any = (size, size) if square and isinstance(size, int) else size
+    whole = isinstance(sides, list | tuple) and all(type(n) is int and n > 0 for n in sides)
+    if not whole or len(sides) != 2:
+        expected = "(height, width), such as (180, 240)"
+        if square:
+            expected = "a side in pixels or (height, width), such as 64 or [64, 96]"
+        raise ValueError(f"{name}: size={size!r}; expected {expected}.")
+    return sides[0], sides[1]
 
 
 class LabelMaps(NamedTuple):
@@ -378,7 +408,7 @@ def unknown_ids(path: Path, ids: Sequence[int], table: np.ndarray) -> ValueError
 def _require_size(path: Path | str, size: Size, native: Size) -> None:
     if size != native:
         raise ValueError(
-            f"{path} is {size[1]}x{size[0]} now; it was {native[1]}x{native[0]} when the "
+            f"{path} is {size_text(size)} now; it was {size_text(native)} when the "
             "data was loaded. Fix: leave the files alone during a run, and start again."
         )
 

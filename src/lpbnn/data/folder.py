@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from lpbnn.data import NOT_A_CLASS, Augment, Entry, Examples, Splits
-from lpbnn.data.files import FileDataset, Look, Size, in_threads, look
+from lpbnn.data.files import FileDataset, Look, Size, in_threads, look, parse_size, size_text
 
 _LOG = logging.getLogger(__name__)
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
@@ -70,7 +70,7 @@ def load(
     ...
     ValueError: folder: size=0; expected a side in pixels or (height, width), such as 64 or [64, 96].
     """
-    wanted = _size(size)
+    wanted = parse_size("folder", size, square=True)
     if channels not in (None, 1, 3):
         raise ValueError(f"folder: channels={channels!r}; expected 1 (grey) or 3 (RGB).")
     tree = read_tree(root)
@@ -94,7 +94,7 @@ def load(
     if len(seen) < len(train):
         notes.append(f"mean and spread of {len(seen):,} training pictures")
     kind = "grey" if channels == 1 else "colour"
-    about = f"{_text(wanted)} {kind} pictures of {len(tree.classes)} classes in folders"
+    about = f"{size_text(wanted)} {kind} pictures of {len(tree.classes)} classes in folders"
     if any(head.size != wanted for head in looks.values()):
         about += ", stretched to this size"
     fingerprint = _fingerprint(tree)
@@ -172,12 +172,14 @@ def _common_size(sizes: Mapping[Path, Size]) -> Size:
     for path, other in sizes.items():
         if other != size:
             raise ValueError(
-                f"folder: {first} is {_text(size)}, {path} is {_text(other)}; a network takes one size. "
-                "Fix: give it, as a side or as height and width: --data.size 64 or --data.size 64 96; "
+                f"folder: {first} is {size_text(size)}, {path} is {size_text(other)}; a network takes one "
+                "size. Fix: give it, as a side or as height and width: --data.size 64 or --data.size 64 96; "
                 "every picture is stretched to it."
             )
     if max(size) > LARGE:
-        _LOG.warning("the pictures are %s; a smaller size is faster: --data.size 128", _text(size))
+        _LOG.warning(
+            "the pictures are %s; a smaller size is faster: --data.size 128", size_text(size)
+        )
     return size
 
 
@@ -244,22 +246,6 @@ def _left_out(tree: Tree) -> list[str]:
     note = f"left out, hidden, no picture or in no class: {len(tree.left_out)} ({shown}{more})"
     _LOG.warning("%s: %s", tree.root, note)
     return [note]
-
-
-def _size(size: int | Sequence[int] | None) -> Size | None:
-    if size is None:
-        return None
-    sides = (size, size) if isinstance(size, int) else size
-    whole = isinstance(sides, list | tuple) and all(type(n) is int and n > 0 for n in sides)
-    if not whole or len(sides) != 2:
-        raise ValueError(
-            f"folder: size={size!r}; expected a side in pixels or (height, width), such as 64 or [64, 96]."
-        )
-    return sides[0], sides[1]
-
-
-def _text(size: Size) -> str:
-    return f"{size[1]}x{size[0]}"
 
 
 @dataclass
