@@ -10,8 +10,7 @@ from torch.nn.utils import parametrizations
 
 import lpbnn
 from lpbnn import backbones
-from lpbnn.convert.checks import describe_unconverted, find_bare_matrices
-from lpbnn.convert.filters import Filters
+from lpbnn.convert.checks import Filters, describe_unconverted, find_bare_matrices
 
 
 class Reader(nn.Module):

@@ -120,7 +120,7 @@ def test_the_first_layer_adds_up_a_layer_for_each_input(
     layer: nn.Module, shape: tuple[int, ...]
 ) -> None:
     first, x = FirstLayer(copy.deepcopy(layer), 3), torch.randn(3, 2, *shape)
-    weights = first._copies()
+    weights = first._copies("weight", first.axis)
     assert [tuple(weight.shape) for weight in weights] == [tuple(layer.weight.shape)] * 3
     torch.testing.assert_close(weights[0] * 3**0.5, layer.weight.detach())
     expected = sum(alone(layer, w, None, part) for w, part in zip(weights, x, strict=True))
@@ -136,7 +136,7 @@ def test_the_first_layer_adds_up_a_layer_for_each_input(
 def test_the_last_layer_is_a_layer_for_each_head(layer: nn.Module, shape: tuple[int, ...]) -> None:
     last, x = LastLayer(copy.deepcopy(layer), 3), torch.randn(2, *shape)
     heads = last(x).unflatten(0, (3, 2))
-    for head, weight in zip(heads, last._copies(), strict=True):
+    for head, weight in zip(heads, last._copies("weight", last.axis), strict=True):
         torch.testing.assert_close(head, alone(layer, weight, layer.bias, x), atol=1e-5, rtol=1e-5)
     assert not torch.equal(heads[0], heads[1])
     torch.testing.assert_close(last.restore()(x), heads[0], atol=1e-5, rtol=1e-5)

@@ -8,13 +8,16 @@ from torch import nn
 from lpbnn.convert.attention import PROJECTIONS, SplitAttention
 from lpbnn.convert.checks import (
     SUPPORTED,
+    Candidate,
+    Filter,
+    Filters,
     ancestors,
     describe_unconverted,
     find_bare_matrices,
     find_hidden_references,
+    join,
     refuse_unconvertible,
 )
-from lpbnn.convert.filters import Candidate, Filter, Filters, join
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.registry import did_you_mean
 
@@ -74,30 +77,36 @@ def convert(
         left 2: excluded
     """
     layers, filters = find_layers(net), Filters(include, exclude)
+    chosen: list[str] = []
+    left: dict[str, str] = {}
     for path, layer in layers.items():
         if isinstance(layer.module, Wrapper):
             raise ValueError(
                 f"{path!r} is converted already ({type(layer.module).__name__}). Call undo first; "
                 "several parts are converted in one call: include=[...]."
             )
+        if reason := filters.reason_to_leave(layer):
+            left[path] = reason
+        else:
+            chosen.append(path)
     total, bare = find_bare_matrices(net)
     if (idle := filters.find_idle(list(layers.values()), bare)) is not None:
         name, pattern = idle
         near = pattern if isinstance(pattern, str) else ""
         raise ValueError(f"{name}={pattern!r} matches no layer. {_layers_found(layers, near)}")
-    reasons = {path: filters.reason_to_leave(layer) for path, layer in layers.items()}
-    chosen = [path for path, reason in reasons.items() if not reason]
     if not chosen:
         raise ValueError(_nothing_to_convert(net, layers, include, exclude))
     hidden = find_hidden_references(net)
     for path in chosen:
         refuse_unconvertible(net, path, layers[path].module, hidden)
-    left = {path: reason for path, reason in reasons.items() if reason}
     conversion = Conversion(tuple(chosen), left, describe_unconverted(net, total, bare, filters))
 
-    modules = {layers[path].module for path in chosen}
-    attentions = [module for module in modules if isinstance(module, nn.MultiheadAttention)]
-    replace_modules(net, {id(module): SplitAttention(module) for module in attentions})
+    attentions: dict[int, nn.Module] = {}  # each has up to four chosen projections
+    for path in chosen:
+        module = layers[path].module
+        if isinstance(module, nn.MultiheadAttention) and id(module) not in attentions:
+            attentions[id(module)] = SplitAttention(module)
+    replace_modules(net, attentions)
     replacements: dict[int, nn.Module] = {}
     try:
         for path in chosen:

@@ -59,7 +59,7 @@ def checked(name: str, value: Any, hint: Any) -> Any:
         name: the option, for the error message.
         value: its value.
         hint: ``bool``, ``Literal``, ``int`` or ``float``, these two perhaps with a ``Range``, or one of
-            them and ``None``. Values of other types are the method's to check.
+            them ``| None``. Values of other types are the method's to check.
 
     Example:
         >>> checked("std", 0.1, Positive), checked("std", None, Positive | None)
@@ -70,7 +70,7 @@ def checked(name: str, value: Any, hint: Any) -> Any:
         if value is None:
             return None
         or_none = ", or None" if NoneType in get_args(hint) else ""
-        hint = next(part for part in get_args(hint) if part is not NoneType)
+        hint = get_args(hint)[0]
     limits = None
     if get_origin(hint) is Annotated:
         hint, limits = get_args(hint)

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from lpbnn.convert.checks import widths
-from lpbnn.convert.convert import Filter, convert
+from lpbnn.convert.checks import Filter, widths
+from lpbnn.convert.convert import convert
 from lpbnn.members.partial import check_expand_at
 from lpbnn.members.rows import BatchMode
 from lpbnn.methods._options import Count, NonNegative, Options
@@ -53,5 +53,9 @@ def convert_layers(
     conversion = convert(net, make_layer, config.include, config.exclude)
     if conversion.unconverted:
         warnings.warn(conversion.unconverted, stacklevel=4)  # at lpbnn.build's caller
-    names = ("batch_mode", "batch_norm", "expand_at", "fast_lr")
-    return {name: getattr(config, name) for name in names}
+    return {
+        "batch_mode": config.batch_mode,
+        "batch_norm": config.batch_norm,
+        "expand_at": config.expand_at,
+        "fast_lr": config.fast_lr,
+    }

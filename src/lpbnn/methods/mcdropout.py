@@ -36,10 +36,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lpbnn.convert.checks import SUPPORTED
+from lpbnn.convert.checks import SUPPORTED, Filter
 from lpbnn.convert.convert import (
     Conversion,
-    Filter,
     convert,
     disable_fused_paths,
     replace_modules,

@@ -36,7 +36,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lpbnn.convert.convert import Conversion, Filter, convert
+from lpbnn.convert.checks import Filter
+from lpbnn.convert.convert import Conversion, convert
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.likelihoods import at_least_float32
 from lpbnn.members.passes import PassSlot

@@ -58,37 +58,48 @@ class _Wide(Wrapper):
     """A layer that is M times as wide on one side.
 
     Its channels on that side are in the order (group, member, channel), so that a convolution keeps its
-    groups.
+    groups; the first axis of a weight has the groups.
+
+    Args:
+        layer: a Linear or (transposed) convolution.
+        members: M.
+        scale: multiplies the M copies of the weight.
     """
 
     guarded = ()  # the wide weight is the layer's own
     side: str  # "in" or "out"
 
-    def __init__(self, layer: nn.Module, members: int, scale: float = 1.0) -> None:
+    def __init__(self, layer: Any, members: int, scale: float = 1.0) -> None:
         super().__init__(layer)
         self.members = members
         linear = isinstance(layer, nn.Linear)
-        self.channel = -1 if linear else 1
-        self.groups: int = 1 if linear else layer.groups  # type: ignore[assignment]
-        self.width_name = f"{self.side}_{'features' if linear else 'channels'}"
-        self.axis = int((self.side == "in") != isinstance(layer, TRANSPOSED))
-        weight = self._parameter("weight").detach()
+        self.groups: int = 1 if linear else layer.groups
+        self.channel = -1 if linear else 1 - layer.weight.dim()  # axis of the channels in an input
+        self.axis = int((self.side == "in") != isinstance(layer, TRANSPOSED))  # in the weight
+        self.width = f"{self.side}_{'features' if linear else 'channels'}"
+        weight = layer.weight.detach()
         copies = [weight, *(_shuffled(weight) for _ in range(members - 1))]
-        self._set(_join(copies, self.axis, self.groups) * scale, members * self.width)
+        self._set("weight", self._join(copies, self.axis) * scale)
+        setattr(layer, self.width, members * getattr(layer, self.width))
 
-    @property
-    def width(self) -> int:
-        return getattr(self.layer, self.width_name)
+    def _set(self, name: str, value: Tensor) -> None:
+        learns = getattr(self.layer, name).requires_grad
+        setattr(self.layer, name, nn.Parameter(value, learns))
 
-    def _parameter(self, name: str) -> nn.Parameter:
-        return getattr(self.layer, name)
+    def _join(self, copies: list[Tensor], axis: int) -> Tensor:
+        parts = [copy.unflatten(0, (self.groups, -1)) for copy in copies]
+        return torch.cat(parts, 1 + axis).flatten(0, 1)
 
-    def _set(self, weight: Tensor, width: int) -> None:
-        self.layer.weight = nn.Parameter(weight, self._parameter("weight").requires_grad)
-        setattr(self.layer, self.width_name, width)
+    def _copies(self, name: str, axis: int) -> list[Tensor]:
+        """Return the M tensors that ``_join`` joined, as they are now."""
+        joined = getattr(self.layer, name).detach().unflatten(0, (self.groups, -1))
+        return [part.flatten(0, 1) for part in joined.chunk(self.members, 1 + axis)]
 
-    def _copies(self) -> list[Tensor]:
-        return _split(self._parameter("weight").detach(), self.axis, self.groups, self.members)
+    def _narrow(self, weight: Tensor) -> nn.Module:
+        """Return the layer at its own width, with this weight."""
+        self._set("weight", weight)
+        setattr(self.layer, self.width, getattr(self.layer, self.width) // self.members)
+        return super().restore()
 
 
 class FirstLayer(_Wide):
@@ -107,15 +118,12 @@ class FirstLayer(_Wide):
 
     def restore(self) -> nn.Module:
         """Return the layer that computes the same if all inputs are equal."""
-        self._set(torch.stack(self._copies()).sum(0), self.width // self.members)
-        return super().restore()
+        return self._narrow(torch.stack(self._copies("weight", self.axis)).sum(0))
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        inputs = gather(x, self.members).unbind()
-        groups = [part.unflatten(self.channel, (self.groups, -1)) for part in inputs]
-        axis = -2 if self.channel == -1 else 2
-        joined = torch.stack(groups, axis).flatten(axis - 1, axis + 1)
-        return self.layer(joined, *args, **kwargs)
+        groups = gather(x, self.members).unflatten(self.channel, (self.groups, -1))
+        joined = torch.stack(groups.unbind(), self.channel - 1)
+        return self.layer(joined.flatten(self.channel - 2, self.channel), *args, **kwargs)
 
 
 class LastLayer(_Wide):
@@ -131,26 +139,23 @@ class LastLayer(_Wide):
 
     def __init__(self, layer: nn.Module, members: int) -> None:
         super().__init__(layer, members)
-        if layer.bias is not None:
-            self._set_bias(_join([self._parameter("bias").detach()] * members, 0, self.groups))
-
-    def _set_bias(self, bias: Tensor) -> None:
-        self.layer.bias = nn.Parameter(bias, self._parameter("bias").requires_grad)
+        if isinstance(layer.bias, Tensor):
+            self._set("bias", self._join([layer.bias.detach()] * members, 0))
 
     def restore(self) -> nn.Module:
         """Return the layer of the first head."""
         if self.layer.bias is not None:
-            biases = _split(self._parameter("bias").detach(), 0, self.groups, self.members)
-            self._set_bias(biases[0].clone())
-        self._set(self._copies()[0].clone(), self.width // self.members)
-        return super().restore()
+            self._set("bias", self._copies("bias", 0)[0].clone())
+        return self._narrow(self._copies("weight", self.axis)[0].clone())
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         y = self.layer(x, *args, **kwargs)
-        axis = -2 if self.channel == -1 else 2
-        heads = y.unflatten(self.channel, (self.groups, self.members, -1)).unbind(axis)
-        axis = -2 if self.channel == -1 else 1
-        return torch.cat([head.flatten(axis, axis + 1) for head in heads])
+        heads = y.unflatten(self.channel, (self.groups, self.members, -1))
+        # torch.export takes any batch in unbind and cat, but not in movedim and flatten.
+        own = [
+            head.flatten(self.channel - 1, self.channel) for head in heads.unbind(self.channel - 1)
+        ]
+        return torch.cat(own)
 
 
 class MIMO(UncertainModel):
@@ -321,18 +326,3 @@ def find_ends(
 def _shuffled(weight: Tensor) -> Tensor:
     order = torch.randperm(weight.numel()).to(weight.device)
     return weight.flatten()[order].view_as(weight)
-
-
-def _join(copies: list[Tensor], axis: int, groups: int) -> Tensor:
-    """Join M tensors along ``axis``; axis 0 of a weight or bias runs over the groups as well."""
-    if axis == 1:
-        return torch.cat(copies, 1)
-    return torch.stack([copy.unflatten(0, (groups, -1)) for copy in copies], 1).flatten(0, 2)
-
-
-def _split(joined: Tensor, axis: int, groups: int, members: int) -> list[Tensor]:
-    """Return the copies that ``_join`` joined."""
-    if axis == 1:
-        return list(joined.chunk(members, 1))
-    parts = joined.unflatten(0, (groups, members, -1)).unbind(1)
-    return [part.flatten(0, 1) for part in parts]
