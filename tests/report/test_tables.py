@@ -11,7 +11,7 @@ from report.conftest import SESSION, Make
 from lpbnn.metrics.info import METRICS
 from lpbnn.report import PaperTable, Table, comparison
 from lpbnn.report.runs import grouped, read_runs
-from lpbnn.report.tables import COSTS, Cell, cost, diversity, marks
+from lpbnn.report.tables import COSTS, Cell, cost, diversity, marks, recalibration
 from lpbnn.training.files import RunError
 from lpbnn.training.rundir import RunDir
 
@@ -285,3 +285,20 @@ def test_what_cannot_be_read_is_said(make: Make, tmp_path: Path) -> None:
 def test_regression_has_its_own_columns(regression: Make) -> None:
     table = comparison([regression("lpbnn"), regression("mcp")])
     assert [c.key for c in table.columns][:3] == ["nll", "rmse", "coverage"]
+
+
+def test_calibrated_runs_are_compared_with_themselves_as_trained(make: Make) -> None:
+    found = {"noise_scale": 1.4, "kind": "temperature", "before": {**TEST, "ece": 0.09}}
+    runs = [
+        make("lpbnn", 0, test=TEST, calibration=found),
+        make("lpbnn", 0, folder="plain", test=TEST),
+        make("mcp"),
+    ]
+    groups = grouped(read_runs(runs))
+    labels = [group.label for group in groups]
+    assert labels[:2] == ["LP-BNN (calibration=noise and temperature)", "LP-BNN (calibration=none)"]
+    table = recalibration(groups)
+    assert [row.label for row in table.rows] == labels[:1]
+    assert table.rows[0].cells["as trained/ece"].mean == 0.09
+    assert table.rows[0].cells["calibrated/ece"].mean == 0.05
+    assert not recalibration(groups[1:]).rows

@@ -22,6 +22,7 @@ BASELINE = "mcp"  # the plain network: what costs are relative to
 WEIGHTS = "backbone_options.pretrained"
 # Options of 0.1 that records hold and no method has any more, with the value that is today's behaviour.
 REMOVED = {
+    "calibration": "none",  # of a run as it was trained
     "method_options.anneal": 0.0,
     "method_options.by_width": False,
     "method_options.free_bits": 0.0,
@@ -70,7 +71,7 @@ class Run:
             path=path,
             method=method,
             seed=config["seed"],
-            settings=_with_defaults(flat(config), method),
+            settings=_with_defaults(flat(config), method) | _calibration(entry["results"]),
             results=entry["results"],
             data=data,
             sessions=entry["sessions"],
@@ -239,6 +240,15 @@ def _defaults(method: str) -> Settings:
     """Return the default of every setting of a run of this method."""
     config = RunConfig(method)
     return flat((resolved(config) if method in methods.names() else config).to_data())
+
+
+def _calibration(results: Mapping[str, Any]) -> Settings:
+    """Return what ``lpbnn calibrate`` fitted, which keeps such runs apart from those as trained."""
+    found = results.get("calibration")
+    if not found:
+        return {}
+    noise = found["noise_scale"] is not None
+    return {"calibration": f"noise and {found['kind']}" if noise else found["kind"]}
 
 
 def _with_defaults(settings: Settings, method: str) -> Settings:

@@ -525,6 +525,17 @@ def diversity(groups: Sequence[Group], reference: PaperTable | None = None) -> T
     return build(title, columns, several, reference=reference, among=groups)
 
 
+def recalibration(groups: Sequence[Group]) -> Table:
+    """The test metrics of calibrated runs, as trained and calibrated."""
+    columns = [
+        Column(f"{part}/{key}", METRICS[key], part, (*path, key), marked=False)
+        for part, path in (("as trained", ("calibration", "before")), ("calibrated", ("test",)))
+        for key in TEST
+    ]
+    calibrated = [g for g in groups if any(run.at("calibration") for run in g.runs)]
+    return build("Before and after calibration", columns, calibrated, among=groups)
+
+
 def uncertainty(groups: Sequence[Group]) -> Table:
     """Mean uncertainty and its two parts, on the test set and out of distribution."""
     regression = groups[0].runs[0].data.task == "regression"
