@@ -57,7 +57,19 @@ class Candidate(NamedTuple):
 
 
 class Filters:
-    """The two filters of a conversion."""
+    """The two filters of a conversion.
+
+    Args:
+        include: path globs, layer types, or a list of both; None: everything.
+        exclude: the same; None: nothing.
+
+    Example:
+        >>> filters = Filters(include="decoder", exclude=nn.Conv2d)
+        >>> filters.reason_to_leave(Candidate(["decoder.0"], nn.Conv2d(3, 3, 1)))
+        'excluded'
+        >>> filters.reason_to_leave(Candidate(["encoder.0"], nn.Linear(3, 3)))
+        'not included'
+    """
 
     def __init__(self, include: Filter = None, exclude: Filter = None) -> None:
         self.all = include is None
@@ -95,7 +107,12 @@ def as_patterns(given: Pattern | Sequence[Pattern]) -> list[Pattern]:
 
 
 def widths(layer: nn.Module) -> tuple[int, int]:
-    """Return the inputs m and outputs p of a supported layer."""
+    """Return the inputs m and outputs p of a supported layer.
+
+    Example:
+        >>> widths(nn.Linear(3, 2)), widths(nn.ConvTranspose2d(4, 6, 3))
+        ((3, 2), (4, 6))
+    """
     if isinstance(layer, nn.Linear):
         return layer.in_features, layer.out_features
     if isinstance(layer, (*CONVOLUTIONS, *TRANSPOSED)):

@@ -139,7 +139,12 @@ def undo(net: nn.Module) -> nn.Module:
 
 
 def find_layers(net: nn.Module) -> dict[str, Candidate]:
-    """Return the layers that can be chosen, by first path; attention stands for its four projections."""
+    """Return the layers that can be chosen, by first path; attention stands for its four projections.
+
+    Example:
+        >>> list(find_layers(nn.TransformerEncoderLayer(8, 2)))[:5]
+        ['self_attn.q_proj', 'self_attn.k_proj', 'self_attn.v_proj', 'self_attn.out_proj', 'linear1']
+    """
     if isinstance(net, (*SUPPORTED, nn.MultiheadAttention)):
         return {}  # it has no parent in which it could be replaced
     found: dict[tuple[int, str], Candidate] = {}

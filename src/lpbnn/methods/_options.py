@@ -103,5 +103,10 @@ def require_num_data(num_data: int | None, method: str) -> int:
 
 
 def annealed(epoch: int, epochs: int, share: float) -> float:
-    """Return the KL's weight in an epoch (from 0): it grows in equal steps to 1 over a share of them."""
+    """Return the KL's weight in an epoch (from 0): it grows in equal steps to 1 over a share of them.
+
+    Example:
+        >>> [annealed(epoch, 4, share=0.5) for epoch in range(4)]
+        [0.5, 1.0, 1.0, 1.0]
+    """
     return min(1.0, (epoch + 1) / max(1.0, share * epochs))

@@ -49,7 +49,7 @@ from lpbnn.members.partial import check_expand_at
 from lpbnn.members.passes import MemberPass, PassSlot
 from lpbnn.members.rows import gather
 from lpbnn.methods._options import Count, DataCount, Options, Range
-from lpbnn.model import Pass, Terms, UncertainModel, as_call, noise_scale_value, total
+from lpbnn.model import Pass, Terms, as_call, noise_scale_value, total
 
 Rate = Annotated[float, Range("a number between 0 and 1, without them", 0, 1, open=True)]
 RATE = 0.1  # of inserted dropout, unless another is given
@@ -216,6 +216,11 @@ class MCDropout(MemberEnsemble):
         conversion: which layers drop.
         expand_at: the part before which nothing drops.
         **options: of ``UncertainModel``.
+
+    Example:
+        >>> model = build(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), Config(members=5))
+        >>> tuple(model(torch.randn(6, 4)).shape)
+        (5, 6, 3)
     """
 
     def __init__(
@@ -273,7 +278,14 @@ class MCDropout(MemberEnsemble):
         return total(**self.likelihood.nll_terms(outputs, y, weight))
 
 
-def build(net: nn.Module, config: Config, **model_options: Any) -> UncertainModel:
+def build(net: nn.Module, config: Config, **model_options: Any) -> MCDropout:
+    """Keep the dropout of ``net`` active, or put some into it, in place.
+
+    Args:
+        net: a network with dropout layers, or with linear layers or convolutions.
+        config: the options.
+        model_options: ``likelihood`` (any) and ``readout``.
+    """
     if any(isinstance(module, ActiveDropout) for module in net.modules()):
         raise ValueError("the network has been built as mcdropout already. Call lpbnn.undo first.")
     if not isinstance(config.expand_at, str | None):
