@@ -132,7 +132,7 @@ def _stored(run: Run, kind: str, name: str, key: Key, axis: int) -> np.ndarray |
 
 
 def _answers(groups: Sequence[Group], kind: str, key: Key, found: tuple[Run, int]) -> Answers:
-    """The bars of all methods for one image in one drawing, which matplotlib makes in a third of the time."""
+    """The bars of all methods for one image, in one drawing: every figure has a cost of its own."""
     run, place = found
     label = int(run.arrays[f"{kind}/labels"][place])
     names = run.data.classes or tuple(map(str, range(run.data.num_classes or 0)))
