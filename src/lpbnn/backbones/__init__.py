@@ -70,7 +70,7 @@ class Entry:
 
 
 def entries() -> dict[str, Entry]:
-    """Every listed network by name; families list a few members and take any other.
+    """Return every listed network by name; families list a few members and take any other.
 
     >>> print(entries()["wrn-28-10"].description)
     Wide ResNet of the paper's CIFAR tables, 36.5 M parameters

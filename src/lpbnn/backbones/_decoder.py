@@ -38,7 +38,7 @@ class StandardisedConv2d(nn.Conv2d):
 
 @dataclass(frozen=True)
 class Style:
-    """How the decoder's convolutions are made."""
+    """Style of the decoder's convolutions."""
 
     norm: Norm = "batch"
     standardise: bool = False

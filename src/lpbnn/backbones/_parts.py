@@ -1,4 +1,4 @@
-"""What several networks share: initialisation, the dropout slot, the last pooling."""
+"""Parts of several networks: initialisation, convolutions, dropout."""
 
 from torch import Tensor, nn
 

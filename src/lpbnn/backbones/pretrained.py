@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Loaded:
-    """What became of the tensors of a file and of the network.
+    """Outcome of loading: the tensors of the file and of the network.
 
     >>> print(Loaded("w.safetensors", ("conv.weight",), ("head.bias",), ("fc.bias",)))
     w.safetensors: 1 of 2 tensors matched
@@ -37,7 +37,7 @@ class Loaded:
 
     @property
     def complete(self) -> bool:
-        """Whether every tensor of the network came from the file."""
+        """True if every tensor of the network came from the file."""
         return not self.missing and not self.mismatched
 
     def __str__(self) -> str:
@@ -139,7 +139,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _prefix(given: Iterable[str], own: Iterable[str]) -> str:
-    """What stands before the network's own names in the file: the text that makes most of them match."""
+    """Return the prefix of the network's names in the file that makes most of them match."""
     keys, names = set(given), list(own)
     ends = {"." + name for name in names}
     found = {""} | {

@@ -162,7 +162,7 @@ class Trunk(nn.Module):
         self.out_channels = tuple(block.expansion * width * 2**number for number in range(4))
 
     def maps(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What the four stages give: (batch, out_channels[i], H_i, W_i)."""
+        """Return the outputs of the four stages: (batch, out_channels[i], H_i, W_i)."""
         one = self.layer1(self.maxpool(F.relu(self.bn1(self.conv1(x)))))
         two = self.layer2(one)
         three = self.layer3(two)

@@ -47,7 +47,7 @@ NOT_A_CLASS = -1  # the target of an out-of-distribution example: none of the cl
 
 
 class Augment(NamedTuple):
-    """What training usually does to these images: hints, applied by the training loop.
+    """The usual augmentation of these images, a default for the training loop.
 
     pad: random crop after padding by so many pixels; flip: left-right with probability 1/2;
     cutout: side of one square hole, centre uniform, clipped at the border, after normalisation;
@@ -153,7 +153,7 @@ class Splits(Description):
 
     @cached_property
     def class_counts(self) -> tuple[int, ...]:
-        """How many training labels (in segmentation: pixels) each class has; () for regression.
+        """Number of training labels (in segmentation: pixels) of each class; () for regression.
 
         >>> min(load("digits").class_counts)
         120

@@ -134,7 +134,7 @@ def _frombuffer(raw: Any, dtype: _Dtype, shape: tuple[int, ...], order: str) -> 
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """How Python 3 writes bytes in the old pickle protocols: ``_codecs.encode(text, "latin1")``."""
+    """Encode bytes as Python 3 writes them in old pickle protocols: ``_codecs.encode(text, "latin1")``."""
     return text.encode("latin1")
 
 

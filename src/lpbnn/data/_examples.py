@@ -15,7 +15,7 @@ COUNTED_AT_ONCE = 64  # label maps
 
 
 class Examples(TorchDataset[Pair]):
-    """What the engine knows of a part: its length, the kind of one input, and examples by index.
+    """A part of a data set: its length, the shape and type of an input, and examples by index.
 
     Label maps are kept in a byte per pixel; whoever asks for examples gets them as int64.
     """
@@ -49,7 +49,7 @@ class Examples(TorchDataset[Pair]):
         raise NotImplementedError
 
     def class_counts(self, classes: int) -> tuple[int, ...]:
-        """How many labels there are of each class; void and unknown ones count nowhere."""
+        """Count the labels of each class; void and unknown ones are left out."""
         raise NotImplementedError
 
 

@@ -109,7 +109,7 @@ class Canvas:
         self.ellipse(self.project(*at), size, self.fog(colour, at[2]), label)
 
     def shadow(self, x: float, z: float, width: float) -> None:
-        """What an object on the ground darkens."""
+        """Darken the ground below an object."""
         reach = self.focal * width / z
         dark = np.zeros(3, np.float32)
         self.ellipse(self.project(x, 0, z), (reach, 0.18 * reach), dark, None, strength=0.45)

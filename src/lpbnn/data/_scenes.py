@@ -39,7 +39,7 @@ MEMORY = 2.0  # GiB
 
 
 class Ids(NamedTuple):
-    """What the ids in the label files mean: `classes[k]` is the id of class k."""
+    """The meaning of the ids in the label files: `classes[k]` is the id of class k."""
 
     classes: tuple[int, ...]
     void: tuple[int, ...] = ()
@@ -59,7 +59,7 @@ class Ids(NamedTuple):
 
 
 class Folder(NamedTuple):
-    """Where the pictures and the label maps of a part are; `ending` replaces a picture's suffix."""
+    """Folders of the pictures and label maps of a part; `ending` replaces a picture's suffix."""
 
     images: Path
     labels: Path
@@ -104,7 +104,7 @@ class Street:
     augment: Augment
 
     def read(self, folders: Mapping[str, Folder]) -> dict[str, Part]:
-        """Every folder's pairs, checked against each other and against the class list."""
+        """Read the pairs of every folder, checked against each other and against the classes."""
         found = {name: _part(folder, self.ids) for name, folder in folders.items()}
         first = next(iter(found.values()))
         for part in found.values():
@@ -170,7 +170,7 @@ class Street:
         )
 
     def _unlike_published(self, found: Mapping[str, Part]) -> str:
-        """What is said of a copy that lacks images, or has more."""
+        """Return a note on a copy with missing or additional images."""
         given = {name: len(part.images) for name, part in found.items()}
         if given == self.published:
             return ""

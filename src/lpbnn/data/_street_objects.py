@@ -1,4 +1,4 @@
-"""What stands in a generated street: trees, lamps, signs, cars, people, and what should not be there.
+"""Objects of a generated street: trees, lamps, signs, cars, people, and the anomalies.
 
 Every function paints one object at x metres to the right and z metres away, random in size and colour.
 """

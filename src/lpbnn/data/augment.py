@@ -27,7 +27,7 @@ Padding = Literal["zero", "reflect"]
 
 
 class Drawn(NamedTuple):
-    """What chance decided for every picture of a batch; each a vector of its length.
+    """Random numbers of every picture of a batch; each a vector of its length.
 
     `top` and `left` are the crop's corner in the padded picture, `flip` is 0 or 1, and
     (`row`, `column`) is the centre of the cutout's hole in the result.
@@ -183,7 +183,7 @@ def _reflect(index: Tensor, size: int, pad: int) -> Tensor:
 
 
 def hole_in(images: Tensor, row: Tensor, column: Tensor, side: int) -> Tensor:
-    """Where the cutout is: [centre - side // 2, + side) in both directions, (B, 1, H, W)."""
+    """Return the mask of the cutout: [centre - side // 2, + side) in both directions, (B, 1, H, W)."""
 
     def span(centre: Tensor, size: int) -> Tensor:
         distance = torch.arange(size, device=centre.device) - (centre[:, None] - side // 2)
@@ -254,7 +254,7 @@ def batch_indices(
     drop_last: bool = False,
     alone: bool = True,
 ) -> list[Tensor]:
-    """Which of `count` examples are in each batch: shuffled by the generator, or as they come.
+    """Return the indices of each batch of `count` examples, shuffled by the generator or in order.
 
     One that is left over has no statistics; it may be `alone`, or joins the batch before it.
 

@@ -68,7 +68,7 @@ def load_anomaly(
 
 
 def locate_folder(root: Path | None, name: str = "camvid-anomaly") -> Path:
-    """Where the files are under `root`; a `FileNotFoundError` says what is missing."""
+    """Return the folder of the files; a `FileNotFoundError` says what is missing."""
     needed = [name for part in PARTS for name in (part, f"{part}annot")]
     return locate(name, root, ("camvid", "CamVid", "."), needed, PUBLISHER)
 

@@ -31,7 +31,7 @@ Measure = Literal["test", "val"]
 
 
 class Rows(NamedTuple):
-    """How many examples the files must have; another number than the published one is an error.
+    """Number of examples in the files; another number is an error.
 
     >>> Rows()
     Rows(train=50000, test=10000, svhn=26032)
@@ -238,7 +238,7 @@ def _locate(family: _Family, root: Path) -> Path:
 
 
 def _check(folder: Path, files: dict[str, str], checksum: Checksum) -> list[str]:
-    """Every file is there and is the published one; returns those that are not, where allowed."""
+    """Check that every file is the published one; return those that are not, where allowed."""
     _require(folder, files)
     given = {name: md5(folder / name) for name in files}
     copies = [name for name, expected in files.items() if given[name] != expected]

@@ -277,7 +277,7 @@ def opened(path: Path | str) -> Iterator[Image.Image]:
 
 
 def orientation(picture: Image.Image) -> int:
-    """How a picture just opened is stored, 1 to 8, from its head alone; 1, as it is shown."""
+    """Return the EXIF orientation of a picture just opened, 1 to 8, from its header alone."""
     if picture.format == "TIFF":  # Pillow turns it by itself
         return 1
     try:
@@ -329,7 +329,7 @@ def read_labels(path: Path, native: Size, size: Size, table: np.ndarray) -> np.n
 
 
 def count_ids(paths: Sequence[Path], table: np.ndarray = SAME) -> np.ndarray:
-    """How often each id from 0 to 255 is in each label file, (N, 256); larger ids are an error.
+    """Count each id from 0 to 255 in each label file, (N, 256); larger ids are an error.
 
     `table` tells the error which ids are expected; others of one byte are counted all the same.
     """
@@ -365,7 +365,7 @@ def header(path: Path, label: bool) -> Size:
 
 
 class Look(NamedTuple):
-    """What the head of a file tells."""
+    """The header of a picture file."""
 
     size: Size
     grey: bool

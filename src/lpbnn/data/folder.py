@@ -156,7 +156,7 @@ def _held_out(
 
 
 def _looked_at(tree: Tree) -> dict[Path, Look]:
-    """Every picture's head: what cannot be read is told before anything is trained."""
+    """Read the header of every picture, so that unreadable files are found before the training."""
     paths = [*_paths(tree.parts), *(path for found in tree.ood.values() for path in found)]
     _LOG.info("checking %d pictures in %s", len(paths), tree.root)
     return dict(zip(paths, in_threads(look, paths), strict=True))
@@ -207,7 +207,7 @@ def _sample(count: int, fits: bool) -> torch.Tensor:
 def mean_and_std(
     data: Examples, indices: torch.Tensor
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Of every channel of the pictures at `indices`, on the 0..1 scale; a constant channel has std 1.
+    """Return mean and std per channel of the pictures at `indices`, in 0..1; std 1 for a constant channel.
 
     >>> from lpbnn.data import Dataset
     >>> black_and_white = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1)
@@ -226,7 +226,7 @@ def mean_and_std(
 
 
 def _fingerprint(tree: Tree) -> str:
-    """Of the pictures' places and lengths: runs on other pictures are not put into one table.
+    """Hash the paths and sizes of the pictures, so that tables do not mix runs on other pictures.
 
     Strange pictures do not count: a run may be measured with new ones.
     """
@@ -237,7 +237,7 @@ def _fingerprint(tree: Tree) -> str:
 
 
 def _left_out(tree: Tree) -> list[str]:
-    """What is said of files that are no pictures."""
+    """Return a note on files that are no pictures."""
     if not tree.left_out:
         return []
     known_last = sorted(tree.left_out, key=lambda path: path.name.startswith("."))
@@ -250,7 +250,7 @@ def _left_out(tree: Tree) -> list[str]:
 
 @dataclass
 class Tree:
-    """What was found: pictures by class for every part, strange ones by set, and what was left out.
+    """Pictures found: by class for every part, OOD pictures by set, and files left out.
 
     `parts` has "train", and "val" and "test" where they are there.
     """

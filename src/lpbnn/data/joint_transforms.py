@@ -113,7 +113,7 @@ class JointTransform(nn.Module):
         return pixels, torch.where(keep, nearest(labels, y, x), self.void)
 
     def _source(self, place: Tensor, u: Tensor, factor: Tensor, window: int, size: int) -> Tensor:
-        """Where the window's rows (or columns) lie in the picture, (B, window)."""
+        """Return the positions of the window's rows (or columns) in the picture, (B, window)."""
         pad = self.augment.pad
         room = factor * size + 2 * pad - window  # negative where the window is the larger one
         start = room.sign() * (u * (room.abs().floor() + 1)).floor() - pad

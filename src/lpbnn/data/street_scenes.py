@@ -44,12 +44,12 @@ def load(
     size: Sequence[int] = (64, 128),
     seed: int = 0,
 ) -> Splits:
-    """So many scenes of each part, of a height and width.
+    """Generate the scenes of each part.
 
     Args:
-        train, val, test: scenes of this part.
+        train, val, test: number of scenes.
         size: height and width.
-        seed: of the scenes, whatever the run's.
+        seed: of the scenes; independent of the run's.
 
     >>> splits = load(train=2, val=1, test=1, size=(32, 64))
     >>> splits.shape, splits.num_classes, splits.ood_index, splits.ignore_index
@@ -123,7 +123,7 @@ def scene(
 def _objects(
     random: Random, half: float, facade: float, strange: bool
 ) -> list[tuple[float, Callable[[Canvas], None]]]:
-    """What stands in the street: how far away, and how to paint it."""
+    """Return the objects in the street: the distance of each, and how to paint it."""
     found: list[tuple[float, Callable[[Canvas], None]]] = []
 
     def add(make: Callable[..., None], low: float, high: float, z: float, *more: object) -> None:

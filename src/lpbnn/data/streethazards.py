@@ -48,7 +48,7 @@ def load(
 
 
 def locate_folder(root: Path | None) -> Path:
-    """Where the files are under `root`; a `FileNotFoundError` says what is missing."""
+    """Return the folder of the files; a `FileNotFoundError` says what is missing."""
     needed = [
         f"{archive}/{kind}/{part}"
         for part, archive in PARTS.items()

@@ -39,7 +39,7 @@ FILES = {
 
 
 def path_of(root: Path | None, split: str = "test") -> Path:
-    """Where the file of a split is expected.
+    """Return the path of a split's file.
 
     >>> path_of(Path("/data")).as_posix()
     '/data/svhn/test_32x32.mat'
@@ -48,7 +48,7 @@ def path_of(root: Path | None, split: str = "test") -> Path:
 
 
 def is_published(root: Path | None, split: str = "test") -> bool:
-    """Whether the file is byte for byte the published one; copies are read, and labelled as such.
+    """Return True if the file is the published one; copies are read too and labelled as such.
 
     >>> is_published(Path("/nowhere"))
     False

@@ -1,4 +1,4 @@
-"""What every metric here shares: state that merges, checks that do not stall a GPU, bounded memory.
+"""Base of the metrics: state that merges, checks that do not stall a GPU, bounded memory.
 
 Shapes and dtypes are checked in ``update``, where they cost nothing. Values (a label out of range,
 a NaN) live on the device: they are counted there, beside the sums, and ``compute`` raises. So a
@@ -185,7 +185,7 @@ def pieces(probs: Tensor, labels: Tensor, batch: int = 0) -> Iterator[tuple[Tens
 
 
 def kept(labels: Tensor, ignore_index: IgnoreIndex) -> Tensor:
-    """True where a label counts. A mask, not a selection: selecting would make the GPU wait."""
+    """Return True where a label counts. A selection instead of a mask would make the GPU wait."""
     ignored = ignore_index if isinstance(ignore_index, tuple) else (ignore_index,)
     mask = torch.ones_like(labels, dtype=torch.bool)
     for index in ignored:

@@ -113,7 +113,7 @@ class ProbabilityTally(base.StreamingMetric):
         base.require_seen(int(self.counts[0].sum()), self, "labelled examples")
 
     def values(self) -> dict[str, Tensor]:
-        """Every metric of this pass, as float64 scalars."""
+        """Return every metric of this pass, as float64 scalars."""
         self.require_valid()
         total = self.counts[0].sum()
         nll, brier = self.sums / total

@@ -1,4 +1,4 @@
-"""How good class probabilities are: accuracy and the two proper scores, NLL and Brier.
+"""Quality of class probabilities: accuracy and the two proper scores, NLL and Brier.
 
 Everything takes ``probs`` (N, C) and ``labels`` (N,), or maps (N, C, H, W) and (N, H, W). The
 probabilities of an ensemble are averaged over its members before they get here.

@@ -1,4 +1,4 @@
-"""What each metric is called, which way is better and by which convention: for tables and reports."""
+"""Title, direction and convention of each metric, for tables and reports."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,7 +8,7 @@ Direction = Literal["higher", "lower", "target"]
 
 @dataclass(frozen=True)
 class MetricInfo:
-    """How to show one metric. Values are always stored as computed: shares in [0, 1], not percents."""
+    """Display of one metric. Values are stored as computed: shares in [0, 1], not percents."""
 
     key: str
     title: str

@@ -1,4 +1,4 @@
-r"""How good a predicted distribution of a number is: mixture NLL, RMSE, coverage.
+r"""Quality of a predicted distribution of a number: mixture NLL, RMSE, coverage.
 
 Each member s predicts a Gaussian; the prediction of the ensemble is their equal mixture,
 

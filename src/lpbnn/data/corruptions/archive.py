@@ -51,7 +51,7 @@ class Archive:
 
     @property
     def label(self) -> str:
-        """What a table prints beside its numbers.
+        """Origin of the sets, as a table prints it.
 
         >>> Archive(Path("."), 9, "generated", "procedural", CORRUPTIONS, None).label
         'generated (frost: procedural)'
@@ -170,7 +170,7 @@ def _replace(path: Path, write: Iterable[np.ndarray] | str) -> None:
 
 
 def _is_fresh(root: Path, name: str, recipe: Recipe) -> bool:
-    """Whether the file of this corruption was made by this recipe and is whole."""
+    """Return True if the file of this corruption was made by this recipe and is complete."""
     path, found = root / f"{name}.npy", _read_recipe(root, name)
     if not path.is_file():
         return False

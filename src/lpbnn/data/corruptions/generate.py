@@ -49,7 +49,7 @@ class CorruptedSet(NamedTuple):
 
 
 def frost_kind(frost: str | Path | None) -> FrostKind:
-    """What the `frost` argument stands for: a folder of pictures, or procedural when None.
+    """Return the kind of the `frost` argument: a folder of pictures, or procedural if None.
 
     >>> frost_kind(None)
     'procedural'
@@ -82,7 +82,7 @@ def check(images: Tensor, name: str, severity: int) -> None:
 
 
 def block_rows(shape: Iterable[int]) -> int:
-    """How many images share one generator: 256 small ones, fewer large ones (about 2^20 values).
+    """Return the number of images per generator: 256 small ones, fewer large ones (about 2^20 values).
 
     >>> block_rows((3, 32, 32)), block_rows((3, 720, 1280))
     (256, 1)

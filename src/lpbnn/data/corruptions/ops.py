@@ -1,4 +1,4 @@
-"""What the fifteen corruptions share: reproducible draws, borders, and filters as small matrices.
+"""Parts of the fifteen corruptions: reproducible draws, borders, and filters as small matrices.
 
 A separable filter of an image X is `R X C^T` with one matrix per axis that already contains the
 border rule, so blur, zoom and resampling of a batch are two matrix products, on any device.
