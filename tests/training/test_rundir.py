@@ -1,5 +1,6 @@
 """A run folder is never damaged in silence, never shared by two writers, and never leads elsewhere."""
 
+import errno
 import json
 import os
 import shutil
@@ -123,6 +124,13 @@ def test_results_of_another_run_are_told(finished: Path, tmp_path: Path) -> None
     folder.write_results({**results, "method": "lpbnn"})
     with pytest.raises(RunError, match="of method 'lpbnn', config.json beside it of 'mcp'"):
         folder.results()
+    folder.write_results(results)
+    config = json.loads((folder / "config.json").read_text())
+    folder.write("config.json", json.dumps({**config, "device": "cpu"}).encode())
+    assert folder.results() == results  # where it ran may differ
+    folder.write("config.json", json.dumps({**config, "batch_size": 7}).encode())
+    with pytest.raises(RunError, match="is of config_digest .*: two runs were mixed"):
+        folder.results()
 
 
 HOLDER = """
@@ -151,6 +159,20 @@ def test_one_process_writes_to_a_folder(finished: Path, tmp_path: Path, splits: 
         other.kill()  # the lock goes with the process
     assert (folder / "results.json").read_bytes() == before
     reevaluate(folder.path, splits=splits)
+
+
+def test_a_file_system_without_locks_gives_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("lpbnn.training.rundir.fcntl.flock", flock)
+    with (
+        pytest.warns(UserWarning, match="cannot be locked .*No locks"),
+        RunDir(tmp_path / "a").locked(),
+    ):
+        assert (tmp_path / "a").is_dir()
 
 
 def test_a_folder_that_another_process_has_begun_meanwhile_is_left_alone(

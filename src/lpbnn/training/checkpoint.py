@@ -54,7 +54,8 @@ def to_safetensors(state: Mapping[str, Tensor]) -> bytes:
     """Return the safetensors file of a state dictionary, in which shared tensors are kept once.
 
     >>> shared = torch.ones(2)
-    >>> restored = from_safetensors(to_safetensors({"a": shared, "b": shared, "c": torch.zeros(3)}))
+    >>> content = to_safetensors({"a": shared, "b": shared, "c": torch.zeros(3)})
+    >>> restored = from_safetensors(content, "weights")
     >>> sorted(restored), restored["a"].data_ptr() == restored["b"].data_ptr()
     (['a', 'b', 'c'], True)
     """
@@ -76,25 +77,27 @@ def to_safetensors(state: Mapping[str, Tensor]) -> bytes:
     return save_tensors(kept, {"aliases": json.dumps(aliases)})
 
 
-def from_safetensors(data: bytes) -> dict[str, Tensor]:
-    """Return the state dictionary of a safetensors file; names that shared a tensor share it again."""
-    tensors = load_tensors(data)
-    size = int.from_bytes(data[:8], "little")
-    metadata = json.loads(data[8 : 8 + size]).get("__metadata__") or {}
-    for name, of in json.loads(metadata.get("aliases", "{}")).items():
-        tensors[name] = tensors[of]
-    return tensors
+def from_safetensors(data: bytes, where: str) -> dict[str, Tensor]:
+    """Return the state dictionary of a safetensors file; names that shared a tensor share it again.
 
+    Args:
+        where: the file's name, for errors.
 
-def read(data: bytes, where: str) -> dict[str, Tensor]:
-    """Return ``from_safetensors``, or raise a ``RunError`` for a file that is cut short."""
+    Raises:
+        RunError: if it is cut short or no safetensors file.
+    """
     try:
-        return from_safetensors(data)
+        tensors = load_tensors(data)
+        size = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + size]).get("__metadata__") or {}
+        for name, of in json.loads(metadata.get("aliases", "{}")).items():
+            tensors[name] = tensors[of]
     except (SafetensorError, ValueError, KeyError) as error:
         raise RunError(
             f"{where} ({len(data):,} bytes) is damaged or cut short: {error}. Fix: resume the run "
             "if it still has its checkpoint, or train it again."
         ) from error
+    return tensors
 
 
 def restore(model: nn.Module, state: Mapping[str, Tensor], where: str) -> None:

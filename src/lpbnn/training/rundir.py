@@ -25,8 +25,10 @@ holds a lock. Symlinks in the folder are never followed.
 import csv
 import hashlib
 import io
+import json
 import os
 import shutil
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -41,7 +43,7 @@ from torch import Tensor, nn
 from lpbnn import methods, registry
 from lpbnn.training import checkpoint
 from lpbnn.training.build import DataInfo, resolved
-from lpbnn.training.config import EvalConfig, RunConfig, from_data, to_data
+from lpbnn.training.config import MAY_DIFFER, EvalConfig, RunConfig, from_data, to_data
 from lpbnn.training.files import (
     CONFIG,
     RunError,
@@ -114,14 +116,16 @@ class RunDir:
         except OSError as error:
             raise RunError(f"{self.path} could not be made: {error}.") from error
         try:
-            if fcntl:
-                try:
+            try:
+                if fcntl:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError as error:
-                    raise RunError(
-                        f"another process is writing to {self.path}: a run that goes on. Fix: wait for its "
-                        "end, stop it, or give another folder."
-                    ) from error
+            except BlockingIOError as error:
+                raise RunError(
+                    f"another process is writing to {self.path}: a run that goes on. Fix: wait for its "
+                    "end, stop it, or give another folder."
+                ) from error
+            except OSError as error:  # some network file systems have no locks
+                warnings.warn(f"{self.path} cannot be locked ({error}).", stacklevel=3)
             for name in FILES:  # of a process that was killed
                 for leftover in self.path.glob(f".{name}.*.tmp"):
                     leftover.unlink(missing_ok=True)
@@ -298,7 +302,7 @@ class RunDir:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the weights by name, on the CPU."""
-        return checkpoint.read(self.read(WEIGHTS), str(self / WEIGHTS))
+        return checkpoint.from_safetensors(self.read(WEIGHTS), str(self / WEIGHTS))
 
     def tensorboard(self) -> Path:
         """Return the folder of TensorBoard's files."""
@@ -308,8 +312,15 @@ class RunDir:
         return path
 
     def write_results(self, results: Mapping[str, Any]) -> None:
-        """Write the numbers; from now on the run is finished."""
-        self.write(RESULTS, to_json(dict(results)))
+        """Write the numbers, and of which config they are; from now on the run is finished."""
+        own = {"config_digest": self._config_digest()} if (self / CONFIG).exists() else {}
+        self.write(RESULTS, to_json({**results, **own}))
+
+    def _config_digest(self) -> str:
+        """Return the digest of what decides the training in the stored config."""
+        config = self.read_json(CONFIG)
+        decisive = {k: v for k, v in config.items() if k not in MAY_DIFFER["resume"]}
+        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
     def results(self) -> dict[str, Any]:
         """Return the numbers of a finished run.
@@ -323,11 +334,11 @@ class RunDir:
             )
         results = self.read_json(RESULTS)
         if (self / CONFIG).exists():
-            config = self.read_json(CONFIG)
-            for key in ("method", "seed"):
-                if config.get(key) != results.get(key):
+            config = {**self.read_json(CONFIG), "config_digest": self._config_digest()}
+            for key in ("method", "seed", "config_digest"):
+                if key in results and config.get(key) != results[key]:
                     raise RunError(
-                        f"{self / RESULTS} is of {key} {results.get(key)!r}, {CONFIG} beside it of "
+                        f"{self / RESULTS} is of {key} {results[key]!r}, {CONFIG} beside it of "
                         f"{config.get(key)!r}: two runs were mixed. Fix: train again with overwrite."
                     )
         return results
