@@ -291,6 +291,12 @@ def test_perfect_predictions_refuse_a_temperature() -> None:
         fit_scaling(outputs, outputs[0].argmax(1))
 
 
+def test_perfect_predictions_refuse_vector_scaling() -> None:
+    outputs, _ = overconfident()
+    with pytest.raises(ValueError, match="separates .* kind='temperature'"):
+        fit_scaling(outputs, outputs[0].argmax(1), "vector")
+
+
 def test_outputs_that_say_nothing_refuse_a_temperature() -> None:
     outputs, labels = overconfident()
     with pytest.raises(ValueError, match="no temperature is best.*say nothing"):

@@ -148,6 +148,13 @@ def fit_cells(cells: Cells, kind: Kind, likelihood: Likelihood) -> Scaling:
             f"{1 / a.item():.3g}, because {why}. Fix: more held-out data; check that labels and outputs "
             "belong together."
         )
+    most = max(a.abs().max().item(), bias.abs().max().item())
+    if kind == "vector" and not most < LARGEST:
+        raise ValueError(
+            f"vector scaling separates the {len(cells.labels)} held-out labels completely (its largest "
+            f"number is {most:.3g}), so it would be far too sure elsewhere. Fix: more held-out data, or "
+            "kind='temperature'."
+        )
     return Scaling(a, bias.detach().float(), likelihood.dim)
 
 
