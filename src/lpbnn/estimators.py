@@ -38,8 +38,14 @@ from lpbnn.methods._rank_one import RankOneConfig
 from lpbnn.model import NotFittedWarning, UncertainModel, at_least_one
 from lpbnn.predict import Prediction, predict
 
-# Options of the rank-one methods, whose own defaults are for pictures.
-RANK_ONE: dict[str, Any] = {"members": 16, "batch_mode": "repeat"}
+# Options of the rank-one methods, whose own defaults are for pictures: members that see the data through
+# signs of their own, and are equal in all other layers before training.
+RANK_ONE: dict[str, Any] = {
+    "members": 16,
+    "batch_mode": "repeat",
+    "init_std": 0.0,
+    "first_init": "signs",
+}
 STEPS = 16  # of an epoch, which batch_size="auto" aims at
 SMALLEST, LARGEST = 16, 256  # batch of "auto"
 CHUNK = 2**16  # rows (member, example) that a prediction computes at once
@@ -205,8 +211,9 @@ class LPBNNClassifier(ClassifierMixin, _Estimator):
         validation_fraction: the share that is held out.
         patience: epochs without improvement.
         samples: draws of each member in a prediction.
-        method_options: the method's own (``lpbnn ls METHOD``). Rank-one methods have 16 members here, and
-            each sees every example.
+        method_options: the method's own (``lpbnn ls METHOD``). Rank-one methods have 16 members here, each
+            of which sees every example; their factors start as random signs in the first layer, and at 1
+            in the others.
         device: "cpu", "cuda", ...
         random_state: of the split, the initial weights, the order of the examples and the draws.
 

@@ -26,6 +26,7 @@ class RankOneConfig(Options):
     batch_norm: BatchNormMode = "shared"  # or one for each "member"
     init_std: NonNegative = 0.5  # standard deviation of the initial r and s around 1
     init: Init = "normal"  # or "signs": random +-1
+    first_init: Init | None = None  # of the first layer, which sees the data; None: init
     fast_lr: NonNegative = 1.0  # learning rate of the factors, as a multiple of the network's
     include: Filter = None  # path globs or layer types to convert; None: all
     exclude: Filter = None  # path globs or layer types to leave as they are
@@ -34,19 +35,21 @@ class RankOneConfig(Options):
 
 
 def convert_layers(
-    net: nn.Module, config: RankOneConfig, make_factors: Callable[[int, int], Factors]
+    net: nn.Module, config: RankOneConfig, make_factors: Callable[..., Factors]
 ) -> dict[str, Any]:
     """Convert the chosen layers of ``net``, in place, and return the options of its ``RankOneEnsemble``.
 
     Args:
         net: the network.
         config: the options.
-        make_factors: makes the factors of a layer from its numbers of inputs and outputs.
+        make_factors: makes the factors of a layer from its numbers of inputs and outputs, and ``init``.
     """
+    first_init = iter([config.first_init or config.init])
 
     def make_layer(layer: nn.Module, path: str) -> RankOneLayer:
         weight: Any = layer.weight
-        factors = make_factors(*widths(layer)).to(weight.device, weight.dtype)
+        init = next(first_init, config.init)
+        factors = make_factors(*widths(layer), init=init).to(weight.device, weight.dtype)
         return RankOneLayer(layer, factors, path)
 
     check_expand_at(net, config.expand_at)  # before anything is converted

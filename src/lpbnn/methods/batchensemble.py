@@ -49,6 +49,6 @@ def build(net: nn.Module, config: Config, **model_options: Any) -> BatchEnsemble
         config: the options.
         model_options: ``likelihood`` (any) and ``readout``.
     """
-    factors = partial(PointFactors, config.members, init_std=config.init_std, init=config.init)
+    factors = partial(PointFactors, config.members, init_std=config.init_std)
     options = convert_layers(net, config, factors)
     return BatchEnsemble(net, **options, **model_options)

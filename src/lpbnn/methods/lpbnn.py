@@ -149,7 +149,6 @@ def build(net: nn.Module, config: Config, **model_options: Any) -> LPBNN:
         config.members,
         latent=config.latent,
         init_std=float(config.init_std or 0.0),
-        init=config.init,
         train_r=paper,
         train_decoder=paper,
         log_variance=config.log_variance,

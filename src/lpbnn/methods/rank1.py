@@ -78,7 +78,6 @@ def build(net: nn.Module, config: Config, **model_options: Any) -> Rank1BNN:
         GaussianFactors,
         config.members,
         init_std=config.init_std,
-        init=config.init,
         std=config.std,
         prior_std=config.prior_std,
     )
