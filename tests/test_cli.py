@@ -516,7 +516,7 @@ def test_a_new_method_is_one_new_file(
     sys.modules.pop("lpbnn.methods.halved")
 
 
-def test_keep_and_results(
+def test_keep_and_compare(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = tmp_path / "mcp-0"
@@ -524,13 +524,10 @@ def test_keep_and_results(
     ledger = tmp_path / "results" / "digits"
     lpbnn("keep", copy, "--into", ledger)
     assert "kept" in capsys.readouterr().out
-    lpbnn("results", "--ledger", tmp_path / "results", "-o", tmp_path / "RESULTS.md")
-    assert "| MCP | 1 |" in (tmp_path / "RESULTS.md").read_text()
-    lpbnn("compare", ledger / "mcp-0.json")
-    assert "MCP" in capsys.readouterr().out
+    lpbnn("compare", ledger / "mcp-0.json", "--format", "markdown")
+    assert "| MCP | 1 |" in capsys.readouterr().out
     assert "no run folder was given" in failing(capsys, "keep", "--into", ledger)
     assert "Fix" in failing(capsys, "keep", tmp_path / "nothing", "--into", ledger)
-    assert "holds no kept run" in failing(capsys, "results", "--ledger", tmp_path / "none")
 
 
 def test_a_run_is_measured_where_its_data_has_gone(

@@ -12,10 +12,11 @@ from PIL import Image
 from rich.console import Console
 from safetensors.torch import save_file
 
-from lpbnn import backbones, cli, data, experiments, methods
+from lpbnn import backbones, cli, data, methods
 from lpbnn.experiments import table2
+from lpbnn.report import comparison
+from lpbnn.report.formats import markdown
 from lpbnn.report.ledger import read_ledger
-from lpbnn.report.results_md import results_markdown
 from lpbnn.report.runs import Run, grouped
 from lpbnn.training import RunConfig
 from lpbnn.training.evaluation import largest_anomalies
@@ -78,7 +79,7 @@ def test_the_ledger_keeps_numbers_and_small_pictures(runs: dict[str, Path], tmp_
         lpbnn("keep", runs[name], "--into", tmp_path / "results" / "streets")
     kept = read_ledger(tmp_path / "results" / "streets")
     assert all("examples/test/confidence" in one.arrays for one in kept)
-    text = results_markdown(tmp_path / "results", experiments.published)
+    text = markdown(comparison(kept))
     for said in (
         "anomalies per image AUROC ↑",
         "anomalies pooled FPR95 ↓",

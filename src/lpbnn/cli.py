@@ -274,14 +274,6 @@ def keep(runs: Runs, into: Path) -> None:
         _say(f"kept {keep(run, into)}")
 
 
-def results(ledger: Path = Path("results"), out: Out = Path("RESULTS.md")) -> None:
-    """Write a Markdown file with all results of a ledger beside the paper's numbers."""
-    from lpbnn.report.results_md import results_markdown
-
-    out.write_text(results_markdown(ledger, experiments.published))
-    _say(f"wrote {out}")
-
-
 def predict(
     run: Annotated[Positional[Path], arg(metavar="RUN")],
     images: Annotated[Positional[tuple[Path, ...]], arg(metavar="IMAGE")],
@@ -390,7 +382,6 @@ def _commands(args: list[str]) -> dict[str, Callable[..., Any]]:
         "compare": compare,
         "report": report,
         "keep": keep,
-        "results": results,
         "predict": predict,
         "data": data,
         "demo": _experiments(args)["demo"],

@@ -1,7 +1,6 @@
-"""The ledger keeps every number of a run, refuses what would count twice, and gives RESULTS.md."""
+"""The ledger keeps every number of a run and refuses what would count twice."""
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +14,9 @@ from tools.pack_records import added, pack
 
 from lpbnn.experiments import published
 from lpbnn.report import comparison, write_report
-from lpbnn.report.ledger import found_in, keep, kept, ledger_folders, read_ledger
-from lpbnn.report.results_md import results_markdown
-from lpbnn.report.runs import Run, chosen, grouped
+from lpbnn.report.formats import markdown
+from lpbnn.report.ledger import found_in, keep, kept, read_ledger
+from lpbnn.report.runs import Run, by_setting, chosen, grouped
 from lpbnn.report.tables import severity
 from lpbnn.training import OptimConfig, RunConfig, archive
 from lpbnn.training.build import resolved
@@ -67,10 +66,6 @@ def test_a_run_that_was_measured_again_says_by_which_command(make: Make, tmp_pat
     again = {**SESSION, "command": ["lpbnn", "eval", "RUN", "--samples", "4"], "dirty": False}
     RunDir(folder).write_results({**RunDir(folder).results(), "measured_again": again})
     files = [keep(run, tmp_path / "results" / "some") for run in (folder, other)]
-    text = results_markdown(tmp_path / "results", lambda data, backbone: None)
-    assert "- Command (2 runs): `lpbnn train --method 'a b'`" in text
-    said = "- Measured again (1 runs): `lpbnn eval RUN --samples 4`, 0123456789abcdef\n"
-    assert said in text
     page = write_report(files, tmp_path / "report.html").read_text()
     assert "Measured again since:</p><pre>lpbnn eval RUN --samples 4</pre>" in page
 
@@ -220,41 +215,6 @@ def test_an_option_younger_than_the_run_had_its_default(make: Make, ledger: Path
         kept(ledger, "a", RunConfig("lpbnn", {"fast_lr": 0.5}))
 
 
-def test_results_markdown(make: Make, tmp_path: Path) -> None:
-    results = tmp_path / "results"
-    cifar = info(name="cifar10")
-    for seed, accuracy in enumerate((0.94, 0.95, 0.96)):
-        numbers = {"accuracy": accuracy, "nll": 0.2, "brier": 0.1, "ece": 0.01}
-        keep(make("lpbnn", seed, data=cifar, test=numbers), results / "cifar10-fast")
-    keep(make("mcp", 0, data=cifar, diverged=2), results / "cifar10-fast")
-    keep(make("mcp", 0), results / "digits")
-    (results / "bench").mkdir()
-    (results / "bench" / "layers.json").write_text('{"rows": []}')  # another kind of result
-    assert ledger_folders(results) == [results / "cifar10-fast", results / "digits"]
-
-    text = results_markdown(results, lambda data, _: published(data, "wrn-28-10"))
-    assert text == results_markdown(results, lambda data, _: published(data, "wrn-28-10"))
-    assert "| LP-BNN | 3 | 95.00 ±1.00<br>paper 95.02 |" in text
-    assert "MCP, diverged in epoch 2" in text
-    assert text.index("MCP, diverged") < text.index("| LP-BNN |")  # the paper's order
-    assert "paper 0.8390" in text  # diversity
-    assert "0123456789abcdef, with changes" in text
-    assert "20 images each" in text
-    links = re.findall(r"\]\(([^)]*)\)", text)
-    assert len([link for link in links if link.endswith(".json")]) == 5
-    assert all((tmp_path / link).exists() for link in links)
-    assert "bench" not in text
-
-
-def test_options_that_are_not_the_defaults_are_told(make: Make, tmp_path: Path) -> None:
-    noisy = make("lpbnn", options={"log_variance": -1.0, "members": 4})
-    for folder in (noisy, make("mcp")):
-        keep(folder, tmp_path / "results" / "a")
-    page = results_markdown(tmp_path / "results", lambda data, backbone: None)
-    assert page.count("not the method's defaults") == 1
-    assert "not the method's defaults: log\\_variance=-1\n" in page
-
-
 def test_a_number_is_the_same_number_however_it_is_written(make: Make, ledger: Path) -> None:
     """-2 and -2.0 were two settings with one name, and one took the other's numbers in the table."""
     whole = make("lpbnn", 0, options={"log_variance": -2}, test={"accuracy": 0.9})
@@ -300,8 +260,6 @@ def test_an_option_that_was_removed_is_shown_as_a_fact(
     assert kept(ledger, "other", RunConfig("lpbnn")) is None  # it was another run
     with pytest.raises(RunError, match="train_decoder yes there, not set now"):
         kept(ledger, "old", RunConfig("lpbnn"))
-    page = results_markdown(ledger.parent, lambda data, backbone: None)
-    assert "not the method's defaults: train\\_decoder=yes\n" in page
 
 
 def test_a_removed_option_that_was_off_makes_no_other_run(
@@ -316,17 +274,21 @@ def test_a_removed_option_that_was_off_makes_no_other_run(
 
 def test_committed_records_have_the_names_of_today() -> None:
     """``tools/convert_records.py`` has nothing left to do."""
-    folders = ledger_folders(RECORDS)
+    for path in archive.files(RECORDS, ".json", deep=True):
+        record = read_json(path)
+        assert "ledger" not in record or convert(record) is record, path
+
+
+def test_every_committed_record_is_in_a_table() -> None:
+    paths = archive.files(RECORDS, ".json", deep=True)
+    folders = {path.parent for path in paths if "ledger" in read_json(path)}
     assert len(folders) == 12
-    for folder in folders:
-        for path in archive.files(folder, ".json"):
-            record = read_json(path)
-            assert convert(record) is record, path
-
-
-def test_no_results_yet(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"holds no kept run. Fix: lpbnn keep"):
-        results_markdown(tmp_path / "results", published)
+    parts = [part for folder in folders for part in by_setting(read_ledger(folder)).values()]
+    assert len(parts) == 19
+    for part in parts:
+        table = comparison(part)
+        assert sum(row.n for row in table.rows) == len(part)
+        assert markdown(table).count("\n| ") == len(table.rows) + 2
 
 
 @pytest.fixture
@@ -347,12 +309,8 @@ def test_a_packed_ledger_is_read_like_its_folder(packed: Path, tmp_path: Path) -
         for name, array in one.arrays.items():
             np.testing.assert_array_equal(array, other.arrays[name])
     assert before[0].arrays
-    assert ledger_folders(packed) == [packed / "digits"]
     assert [run.seed for run in found_in(packed / "digits")] == [0, 1]
     assert comparison([run.path for run in after]) == comparison([run.path for run in before])
-    page = results_markdown(packed, lambda data, backbone: None)
-    folder = results_markdown(tmp_path / "kept", lambda data, backbone: None)
-    assert page.replace("kept.tar.xz/", "kept/") == folder
 
 
 def test_what_a_packed_ledger_lacks_is_told(make: Make, packed: Path) -> None:
@@ -365,8 +323,3 @@ def test_what_a_packed_ledger_lacks_is_told(make: Make, packed: Path) -> None:
     packed.write_bytes(packed.read_bytes()[:-100])
     with pytest.raises(RunError, match=r"kept.tar.xz is damaged .* Fix"):
         Run.read(packed / "digits" / "a.json")
-
-
-def test_the_records_make_a_page_of_every_table() -> None:
-    page = results_markdown(RECORDS, published)
-    assert page.count("The runs behind these numbers") == 19

@@ -6,7 +6,7 @@
     write_report(folders, Path("report.html"))
 
 =============  =====================================================================================
-entries        a run as one JSON file; ``ledger``: folders of them; ``results_md``: RESULTS.md
+entries        a run as one JSON file; ``ledger``: folders of them
 runs           run folders and kept runs, read; seeds gathered into groups
 tables         ``Table``: plain data, mean and deviation over seeds, the best two marked; the tables
 formats        a table in the terminal, as Markdown, LaTeX, CSV and DataFrame

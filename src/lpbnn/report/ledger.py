@@ -69,14 +69,6 @@ def found_in(folder: str | Path) -> list[Run]:
     return _in_order(read_runs(finished))
 
 
-def ledger_folders(ledger: str | Path) -> list[Path]:
-    """The folders, at any depth, that hold kept runs; other JSON files may lie beside them."""
-    holding = {
-        path.parent for path in archive.files(Path(ledger), ".json", deep=True) if _is_kept(path)
-    }
-    return sorted(holding)
-
-
 def kept(folder: str | Path, name: str, config: RunConfig) -> Path | None:
     """The file of the run that ``config`` describes; None where it has yet to be made.
 
