@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lpbnn import plots as plots
     from lpbnn.build import build
     from lpbnn.check import CheckReport, check
-    from lpbnn.convert import convert
+    from lpbnn.convert import convert, split_recurrent
     from lpbnn.estimators import LPBNNClassifier, LPBNNRegressor
     from lpbnn.methods import register
     from lpbnn.model import LossStep, UncertainModel
@@ -49,6 +49,7 @@ __all__ = [
     "posterior",
     "predict",
     "register",
+    "split_recurrent",
     "undo",
 ]
 
@@ -68,6 +69,7 @@ _HOMES = {
     "posterior": "rank_one.posterior",
     "predict": "predict",
     "register": "methods",
+    "split_recurrent": "convert.recurrent",
     "undo": "rank_one.export",
 }
 

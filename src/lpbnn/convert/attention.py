@@ -46,9 +46,9 @@ class SplitAttention(nn.Module):
         packed = attention.in_proj_bias
         biases = [None] * 3 if packed is None else packed.chunk(3)
         self.q_proj, self.k_proj, self.v_proj = (
-            _linear(weight, bias) for weight, bias in zip(weights, biases, strict=True)
+            linear_of(weight, bias) for weight, bias in zip(weights, biases, strict=True)
         )
-        self.out_proj = _linear(attention.out_proj.weight, attention.out_proj.bias)
+        self.out_proj = linear_of(attention.out_proj.weight, attention.out_proj.bias)
         self.train(attention.training)
         move_hooks(attention, self)
 
@@ -127,7 +127,7 @@ class SplitAttention(nn.Module):
         return output, weights
 
 
-def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     """A layer with copies of these, frozen where they are."""
     outputs, inputs = weight.shape
     layer = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
+from lpbnn.convert.recurrent import SplitRecurrent
+
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 SUPPORTED: tuple[type[nn.Module], ...] = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
@@ -142,7 +144,8 @@ def refuse_unconvertible(
     if "bias" in getattr(module, "parametrizations", {}) or "bias_orig" in module._parameters:
         raise ValueError(f"{path!r} has a parametrised bias, and every member needs its own. {fix}")
     for outer, parent in ancestors(net, path):
-        if getattr(parent, "batch_first", True) is False:
+        time_first = getattr(parent, "batch_first", True) is False
+        if time_first and not isinstance(parent, SplitRecurrent):  # that turns its input around
             raise ValueError(
                 f"{path!r} is inside {outer!r}, a {type(parent).__name__} with batch_first=False: its "
                 f"rows are time steps and not examples. Build it with batch_first=True. {fix}"
@@ -285,11 +288,14 @@ def describe_unconverted(
     }
     listed = [f"{path} ({kind})" for path, kind in named.items()]
     more = f" and {len(listed) - NAMED} more" if len(listed) > NAMED else ""
+    recurrent = any(isinstance(candidate.module, nn.RNNBase) for candidate in kept)
+    split = " Fix for recurrent layers: lpbnn.split_recurrent(net) first." if recurrent else ""
     return (
         f"{', '.join(listed[:NAMED])}{more} cannot be converted and {'keep' if listed[1:] else 'keeps'} "
         f"{share * 100:.0f} % of the weights of {type(net).__name__} as they are, the same for every "
         f"member. If that is intended (tables of positions or queries), say so: exclude={list(named)}. "
         f"Layers that multiply examples are converted: {', '.join(k.__name__ for k in SUPPORTED[:3])}, ..."
+        f"{split}"
     )
 
 

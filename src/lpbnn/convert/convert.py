@@ -18,6 +18,7 @@ from lpbnn.convert.checks import (
     join,
     refuse_unconvertible,
 )
+from lpbnn.convert.recurrent import SplitRecurrent
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.registry import did_you_mean
 
@@ -129,7 +130,7 @@ def undo(net: nn.Module) -> nn.Module:
     Weights are the shared weights as they are now; a bias is the mean of the members' biases. A
     network that was converted and not trained comes back bit for bit.
     """
-    for kind in (Wrapper, SplitAttention):  # an attention after the projections in it
+    for kind in (Wrapper, SplitAttention, SplitRecurrent):  # these after the layers in them
         found = [module for module in net.modules() if isinstance(module, kind)]
         replace_modules(net, {id(module): module.restore() for module in found})
     for module in net.modules():
