@@ -1,0 +1,167 @@
+"""Ways from a trained network to calibrated uncertainty: what each costs and gives, on scikit-learn's digits.
+
+    python -m benchmarks.posthoc run results/posthoc.csv   # appends the seeds that the file lacks
+    python -m benchmarks.posthoc show results/posthoc.csv  # the table of docs/calibration.md
+
+A small residual network is trained once per seed. Every way starts from a copy of it; temperatures (T) are
+fitted on the 180 validation images, which nothing else sees. Seconds are what the way adds to that training, on
+one thread: its own training, and the fit of T.
+"""
+
+import argparse
+import copy
+import csv
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import lpbnn
+from lpbnn import backbones, data, metrics
+from lpbnn.calibration import calibrate
+from lpbnn.methods.ensemble import from_members
+from lpbnn.training.environment import environment
+
+SEEDS = 5
+EPOCHS, FEW = 12, 3  # of the network, and of fine-tuning
+LR, SMALL_LR = 0.05, 0.01
+SAMPLES = 4  # draws of each of four members
+METRICS = ("accuracy", "nll", "ece", "photos")
+FIELDS = ["seed", "way", "temperature", *METRICS, "seconds", "commit", "dirty", "device", "torch"]
+Pair = tuple[Tensor, Tensor]
+
+
+def train(model: lpbnn.UncertainModel, pair: Pair, epochs: int, lr: float) -> lpbnn.UncertainModel:
+    """Train by the contract's loop: SGD with momentum, batches of 64, a cosine schedule."""
+    x, y = pair
+    steps = epochs * -(-len(x) // 64)
+    groups = model.parameter_groups(weight_decay=5e-4, lr=lr)
+    optimizer = torch.optim.SGD(groups, lr=lr, momentum=0.9, nesterov=True)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for epoch in range(epochs):
+        model.train().before_epoch(epoch, epochs)
+        for rows in torch.randperm(len(x)).split(64):
+            optimizer.zero_grad()
+            model.loss(x[rows], y[rows])["loss"].backward()
+            optimizer.step()
+            model.after_step(lr)
+            schedule.step()
+    model.after_fit([pair])
+    return model.eval()
+
+
+def plain() -> nn.Module:
+    """Return an untrained network."""
+    return backbones.build("small-cnn", 10, in_channels=1)
+
+
+def ways(net: nn.Module, pair: Pair) -> dict[str, Any]:
+    """Return functions that make a model of a copy of the trained network."""
+
+    def build(method: str, **options: Any) -> lpbnn.UncertainModel:
+        return lpbnn.build(copy.deepcopy(net), method, num_data=len(pair[0]), **options).eval()
+
+    def more() -> lpbnn.UncertainModel:
+        others = [train(lpbnn.build(plain(), "mcp"), pair, EPOCHS, LR) for _ in range(3)]
+        return from_members([build("mcp"), *others])
+
+    return {
+        "as it is": lambda: build("mcp"),
+        "MC dropout, not trained": lambda: build("mcdropout"),
+        "ABNN, not trained": lambda: build("abnn"),
+        f"ABNN, {FEW} epochs": lambda: train(build("abnn"), pair, FEW, SMALL_LR),
+        f"LP-BNN, {FEW} epochs": lambda: train(build("lpbnn"), pair, FEW, SMALL_LR),
+        "Deep Ensemble, 3 more networks": more,
+    }
+
+
+def timed(function: Callable[[], Any]) -> tuple[float, Any]:
+    """Return the seconds that a call took, and its result."""
+    start = time.perf_counter()
+    result = function()
+    return time.perf_counter() - start, result
+
+
+def run(path: Path) -> None:
+    """Measure the seeds that the file lacks, and append a row for every way, without and with a temperature."""
+    torch.set_num_threads(1)
+    done = {row["seed"] for row in read(path)} if path.exists() else set()
+    facts = environment()
+    made = {key: facts[key] for key in ("commit", "dirty", "device")} | {"torch": torch.__version__}
+    splits = data.load("digits")
+    parts = [part[:] for part in (splits.train, splits.val, splits.test, splits.ood["photos"])]
+    pair, val, (x, y), (photos, _) = [
+        (splits.normalise(inputs), labels) for inputs, labels in parts
+    ]
+    for seed in range(SEEDS):
+        if str(seed) in done:
+            continue
+        torch.manual_seed(seed)
+        net = train(lpbnn.build(plain(), "mcp"), pair, EPOCHS, LR).net
+        rows = []
+        for way, make in ways(net, pair).items():
+            seconds, model = timed(make)
+            for temperature in ("no", "yes"):
+                if temperature == "yes":
+                    seconds += timed(lambda m=model: calibrate(m, [val], samples=SAMPLES))[0]
+                p, q = (lpbnn.predict(model, part, samples=SAMPLES, seed=0) for part in (x, photos))
+                scores = torch.cat([p.ood_score, q.ood_score])
+                is_ood = torch.arange(len(scores)) >= len(x)
+                found = (
+                    metrics.accuracy(p.probs, y),
+                    metrics.nll(p.probs, y),
+                    metrics.ece(p.probs, y),
+                    metrics.auroc(scores, is_ood),
+                )
+                row = {"seed": seed, "way": way, "temperature": temperature, "seconds": seconds}
+                rows.append({**row, **dict(zip(METRICS, found, strict=True)), **made})
+                print(rows[-1], flush=True)
+        new = not path.exists()
+        with path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+            if new:
+                writer.writeheader()
+            writer.writerows(rows)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a file."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def show(path: Path) -> str:
+    """Return the table of a file as Markdown: mean and standard deviation over the seeds."""
+    rows = read(path)
+    names = ("accuracy %", "NLL", "ECE", "AUROC of photos")
+    lines = [f"| way | T | seconds | {' | '.join(names)} |", "|---" * (3 + len(names)) + "|"]
+    for way, temperature in dict.fromkeys((row["way"], row["temperature"]) for row in rows):
+        mine = [row for row in rows if (row["way"], row["temperature"]) == (way, temperature)]
+        cells = [f"{fmean(float(row['seconds']) for row in mine):.1f}"]
+        for name in METRICS:
+            values = [float(row[name]) * (100 if name == "accuracy" else 1) for row in mine]
+            digits = 1 if name == "accuracy" else 3
+            spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+            cells.append(f"{fmean(values):.{digits}f}{spread}")
+        lines.append(f"| {way} | {temperature} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.posthoc", description=__doc__)
+    parser.add_argument("command", choices=("run", "show"))
+    parser.add_argument("file", type=Path)
+    given = parser.parse_args()
+    if given.command == "run":
+        run(given.file)
+    else:
+        print(show(given.file))
+
+
+if __name__ == "__main__":
+    main()
