@@ -163,6 +163,13 @@ def test_wrong_data_is_named() -> None:
         classifier().fit(np.where(X > 7, np.nan, X), y)
 
 
+@pytest.mark.parametrize("early_stopping", [True, False])
+def test_a_training_that_diverges_says_so(early_stopping: bool) -> None:
+    wild = regressor(lr=1e30, method="mcp", method_options=None, early_stopping=early_stopping)
+    with pytest.raises(ValueError, match=r"diverged in epoch 1.* smaller learning rate than lr=1e"):
+        wild.fit(*load_diabetes(return_X_y=True))
+
+
 def test_grid_search_and_pipeline() -> None:
     pipeline = make_pipeline(MinMaxScaler(), classifier())
     grid = {"lpbnnclassifier__method": ["mcp", "batchensemble"]}

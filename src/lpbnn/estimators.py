@@ -154,17 +154,23 @@ class _Estimator(BaseEstimator):
         optimizer = torch.optim.AdamW(
             model.parameter_groups(self.weight_decay, self.lr), lr=self.lr
         )
-        best, state, waited = math.inf, None, 0
+        best, state, waited, loss = math.inf, None, 0, torch.zeros(())
         self.validation_nll_: list[float] = []
         for epoch in range(epochs):
             model.train()
             model.before_epoch(epoch, epochs)
             for rows in torch.randperm(len(x), device=x.device).split(size):
                 optimizer.zero_grad()
-                model.loss(x[rows], y[rows])["loss"].backward()
+                loss = model.loss(x[rows], y[rows])["loss"]
+                loss.backward()
                 optimizer.step()
                 model.after_step(self.lr)
             self.n_iter_ = epoch + 1
+            if not loss.isfinite():
+                raise ValueError(
+                    f"training diverged in epoch {epoch + 1}: the loss is {loss.item()}. Fix: a smaller "
+                    f"learning rate than lr={self.lr!r}."
+                )
             if len(held_out_x) == 0:
                 continue
             nll = self._nll(held_out_x, held_out_y)
