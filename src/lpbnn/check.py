@@ -31,7 +31,7 @@ from lpbnn.members.rows import (
     take_examples,
 )
 from lpbnn.model import UncertainModel, as_call, batch_size
-from lpbnn.predict import seeded, unwrap
+from lpbnn.predict import unwrap
 
 if TYPE_CHECKING:
     from lpbnn.members.ensemble import MemberEnsemble
@@ -169,7 +169,7 @@ def rows_are_independent(
 
     def run(own_args: Any, own_kwargs: Any) -> list[Tensor]:
         own_args, own_kwargs = copy_tensors((own_args, own_kwargs))  # it may change them in place
-        with seeded(0, None, model):
+        with _seeded(model):
             outputs = tree_leaves(model.outputs(*own_args, **own_kwargs))
         return [output.movedim(1, 0) for output in outputs]
 
@@ -255,7 +255,7 @@ class _Reference:
 
     def _seeded_outputs(self, args: Any, kwargs: Any) -> list[Tensor]:
         """Return the outputs of the network for one member; what it draws is the same in every call."""
-        with seeded(0, None, self.model):
+        with _seeded(self.model):
             return _outputs(self.run(0, args, kwargs))
 
 
@@ -498,6 +498,19 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
     """Leave buffers and random generators as they were."""
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     with torch.random.fork_rng(devices=devices), _same_buffers(model):
+        yield
+
+
+@contextmanager
+def _seeded(model: nn.Module) -> Iterator[None]:
+    """Seed torch's generators inside the block, and leave them as they were."""
+    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+    with torch.random.fork_rng(devices=devices):
+        # Not torch.manual_seed: it would reseed GPUs that this model does not use.
+        torch.default_generator.manual_seed(0)
+        for device in devices:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(0)
         yield
 
 

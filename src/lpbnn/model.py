@@ -1,6 +1,7 @@
 """UncertainModel: what every method returns, and the only thing that prediction and training know."""
 
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import add
@@ -24,6 +25,8 @@ Outputs = Any  # a tensor (S, B, ...), or a dict of such tensors for a network w
 Pass = Callable[..., Outputs]
 Readout = Callable[[Any], Outputs]
 NOT_GIVEN: Any = object()
+# Held while a prediction or a check sets training flags: threads would take each other's for the user's.
+MODES = threading.RLock()
 
 
 class WideBuffers(nn.Module):

@@ -1,10 +1,13 @@
 """Prediction: average what the members say, and measure how much they disagree."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +15,10 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader
 
+from lpbnn.draws import private_draws, seed_from
 from lpbnn.likelihoods import Categorical, Likelihood, MultiHead, Summary
-from lpbnn.members.rows import copy_tensors, mask_arguments, take_examples
-from lpbnn.model import LossStep, UncertainModel, as_call, at_least_one, batch_size
+from lpbnn.members.rows import batched, copy_tensors, mask_arguments, take_examples
+from lpbnn.model import MODES, LossStep, Pass, UncertainModel, as_call, at_least_one, batch_size
 
 if TYPE_CHECKING:
     import numpy as np
@@ -234,6 +238,7 @@ def predict(
     keep_members: bool | None = None,
     seed: int | None = None,
     generator: torch.Generator | None = None,
+    allow_not_finite: bool = False,
     progress: bool = False,
 ) -> Prediction:
     """Predict every example with every member, ``samples`` draws each, and average.
@@ -252,8 +257,12 @@ def predict(
             depend on it.
         keep_members: False keeps running sums only, so memory does not grow with the samples. By default
             members are kept for one batch, and not for many.
-        seed: makes the draws repeatable and leaves torch's generators as they were.
+        seed: makes the draws of the members repeatable. They come from generators of their own: torch's
+            are neither read nor set, so threads do not disturb each other. What the network itself draws,
+            in evaluation mode too, comes from torch's.
         generator: the same, seeded from this generator.
+        allow_not_finite: False raises a ``ValueError`` if inputs or outputs are NaN or infinite. True gives
+            these examples NaN for the prediction and its uncertainties, and an infinite OOD score.
         progress: show a bar over the batches.
 
     Returns:
@@ -269,7 +278,8 @@ def predict(
     """
     if isinstance(x, DataLoader | Iterator):
         keep = bool(keep_members)
-        options = {"samples": samples, "chunk": chunk, "keep_members": keep}
+        options: dict[str, Any] = {"samples": samples, "chunk": chunk, "keep_members": keep}
+        options["allow_not_finite"] = allow_not_finite
         if generator is not None:  # one seed for all batches: the members are the same networks
             seed = seed_from(generator, seed)
         return _predict_batches(unwrap(model), x, progress, {**options, "seed": seed})
@@ -279,6 +289,9 @@ def predict(
     chunk = None if chunk is None else at_least_one("chunk", chunk)
     args, kwargs = as_call(x)
     batch = batch_size(args, kwargs)
+    bad = not_finite(args, kwargs, batch)
+    if bad is not None and not allow_not_finite:
+        raise _not_finite_error("inputs", bad)
     width, step = model.chunk_sizes(batch, samples, chunk)
     calls = [(args, kwargs)] if step >= batch else _cut(model, args, kwargs, batch, step)
     likelihood = model.likelihood
@@ -290,16 +303,20 @@ def predict(
     with evaluating(model), torch.no_grad():
         if len(calls) > 1:
             model.require_independent_rows(args, kwargs)
-        with seeded(seed, generator, model):
-            for run in model.passes(samples, width):
-                for call, sums in parts:
-                    # A network may change its inputs in place, and the next pass needs them as they are.
-                    part_args, part_kwargs = copy_tensors(call)
-                    outputs = run(*part_args, **part_kwargs)
-                    for name, head_sums in sums.items():
-                        head_sums.add(outputs[name] if isinstance(outputs, Mapping) else outputs)
-                    del outputs  # before the next pass makes its own
-    found = {name: merge([sums[name].finish() for _, sums in parts]) for name in heads}
+        for run in seeded_passes(model, samples, width, seed, generator):
+            for call, sums in parts:
+                # A network may change its inputs in place, and the next pass needs them as they are.
+                part_args, part_kwargs = copy_tensors(call)
+                outputs = run(*part_args, **part_kwargs)
+                for name, head_sums in sums.items():
+                    head_sums.add(outputs[name] if isinstance(outputs, Mapping) else outputs)
+                del outputs  # before the next pass makes its own
+    found = {
+        name: flag_not_finite(
+            merge([sums[name].finish() for _, sums in parts]), bad, allow_not_finite
+        )
+        for name in heads
+    }
     # The annotation is for the usual case, one head: a type checker cannot tell the two apart.
     return found if isinstance(likelihood, MultiHead) else found[""]  # type: ignore[return-value]
 
@@ -514,42 +531,118 @@ def merge(parts: list[Prediction], dim: int = 0) -> Prediction:
     return Prediction(**joined)
 
 
+_EVALUATING = WeakKeyDictionary[nn.Module, "_Modes"]()
+
+
+@dataclass
+class _Modes:
+    """The modes that the modules of a model get back, and how many threads are predicting with it."""
+
+    before: dict[nn.Module, bool]
+    threads: int = 0
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model in evaluation mode inside the block, and every module back in its own mode after it."""
-    modes = {module: module.training for module in model.modules()}
-    if not any(modes.values()):
-        yield  # as between most predictions: setting flags is slow
-        return
-    model.eval()
+    """Put a model in evaluation mode inside the block, and every module back in its own mode after it.
+
+    Of several threads in such blocks the first sets the mode and the last gives it back.
+    """
+    with MODES:
+        modes = _EVALUATING.get(model)
+        if modes is None:
+            modes = _Modes({module: module.training for module in model.modules()})
+            if any(modes.before.values()):  # setting flags is slow, and seldom needed
+                model.eval()
+                _EVALUATING[model] = modes
+        modes.threads += 1
     try:
         yield
     finally:
-        for module, mode in modes.items():
-            module.training = mode
+        with MODES:
+            modes.threads -= 1
+            if not modes.threads and _EVALUATING.get(model) is modes:
+                del _EVALUATING[model]
+                for module, mode in modes.before.items():
+                    module.training = mode
 
 
-def seed_from(generator: torch.Generator, seed: int | None = None) -> int:
-    """Return a seed drawn from a generator; refuse another one beside it."""
-    if seed is not None:
-        raise ValueError("give seed or generator, not both.")
-    device = generator.device
-    return int(torch.randint(2**62, (), generator=generator, device=device).item())
+def seeded_passes(
+    model: UncertainModel,
+    samples: int,
+    width: int,
+    seed: int | None,
+    generator: torch.Generator | None = None,
+) -> Iterator[Pass]:
+    """Yield ``model.passes(samples, width)``; what they draw comes from private generators, if seeded."""
+    draws, passes = private_draws(seed, generator), model.passes(samples, width)
+    lazy = (
+        model.stochastic and type(model).passes is UncertainModel.passes
+    )  # drawn in the call itself
+    while True:
+        with draws:
+            run = next(passes, None)
+        if run is None:
+            return
+        yield partial(_call_within, draws, run) if lazy else run
 
 
-@contextmanager
-def seeded(seed: int | None, generator: torch.Generator | None, model: nn.Module) -> Iterator[None]:
-    """Seed torch's global generators inside the block, and leave them as they were after it."""
-    if generator is not None:
-        seed = seed_from(generator, seed)
-    if seed is None:
-        yield
-        return
-    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices):
-        # Not torch.manual_seed: it would reseed GPUs that this model does not use.
-        torch.default_generator.manual_seed(seed)
-        for device in devices:
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
-        yield
+def _call_within(draws: AbstractContextManager[Any], run: Pass, *args: Any, **kwargs: Any) -> Any:
+    with draws:
+        return run(*args, **kwargs)
+
+
+def not_finite(args: tuple[Any, ...], kwargs: dict[str, Any], batch: int) -> Tensor | None:
+    """Return which examples hold NaN, or infinity in the first input; None if none do.
+
+    Other inputs may hold infinity: masks that are added to a logit do.
+    """
+    bad, first = None, True
+    for x in batched((args, kwargs), batch):
+        if x.is_floating_point():
+            wrong = ~x.isfinite() if first else x.isnan()
+            rows = wrong.flatten(1).any(1) if x.dim() > 1 else wrong
+            bad = rows if bad is None else bad | rows.to(bad.device)
+        first = False
+    return bad if bad is not None and bool(bad.any()) else None
+
+
+def flag_not_finite(prediction: Prediction, bad: Tensor | None, allowed: bool) -> Prediction:
+    """Return the prediction; its examples that are no numbers as NaN with an infinite score, or an error.
+
+    Args:
+        prediction: of a batch.
+        bad: (B,), examples whose inputs are no numbers; None if there are none.
+        allowed: False raises a ``ValueError`` if there are any.
+    """
+    wrong = torch.zeros(len(prediction.average), dtype=torch.bool, device=prediction.average.device)
+    for name in ("average", "aleatoric", "epistemic", "ood_score"):
+        values = ~getattr(prediction, name).isfinite()
+        wrong |= values.flatten(1).any(1) if values.dim() > 1 else values
+    if bad is not None:
+        wrong |= bad.to(wrong.device)
+    if not bool(wrong.any()):
+        return prediction
+    if not allowed:
+        raise _not_finite_error("outputs", wrong)
+    changed: dict[str, Any] = {}
+    for name in ("average", "aleatoric", "epistemic", "ood_score"):
+        values = getattr(prediction, name)
+        shape = (-1, *(1,) * (values.dim() - 1))
+        changed[name] = values.masked_fill(
+            wrong.view(shape), math.inf if name == "ood_score" else math.nan
+        )
+    return replace(prediction, **changed)
+
+
+def _not_finite_error(what: str, rows: Tensor) -> ValueError:
+    numbers = rows.nonzero().flatten().tolist()
+    fix = (
+        "clean the data" if what == "inputs" else "check the weights: a training may have diverged"
+    )
+    more = ", ..." if len(numbers) > 8 else ""
+    return ValueError(
+        f"the {what} of {len(numbers)} of {len(rows)} examples are NaN or infinite: examples "
+        f"{', '.join(map(str, numbers[:8]))}{more}. Fix: {fix}; or predict(..., allow_not_finite=True), "
+        "which gives them the probability NaN and an infinite OOD score."
+    )

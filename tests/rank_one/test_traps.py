@@ -130,16 +130,33 @@ def test_the_reconstruction_is_that_of_what_is_sampled() -> None:
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0)
 
 
-def test_rank1_kl_is_that_of_torch() -> None:
-    model = build("Mlp", "rank1").double()
+@pytest.mark.parametrize("prior_std", [0.1, 0.5])
+def test_rank1_kl_is_that_of_torch(prior_std: float) -> None:
+    model = build("Mlp", "rank1", prior_std=prior_std).double()
     expected = torch.zeros((), dtype=torch.float64)
     for layer in model.layers:
         f = layer.factors
         for mean, rho in ((f.r_mean, f.r_rho), (f.s_mean, f.s_rho)):
-            prior = Normal(torch.ones_like(mean), f.prior_std)
+            prior = Normal(torch.ones_like(mean), prior_std)
             q = Normal(mean, nn.functional.softplus(rho))
             expected = expected + kl_divergence(q, prior).sum() / f.members
     torch.testing.assert_close(model.penalties(model.posterior())["kl"], expected / 100)
+
+
+def test_rank1_starts_with_the_std_it_is_given() -> None:
+    for layer in build("Mlp", "rank1", std=0.3).layers:
+        std = nn.functional.softplus(layer.factors.r_rho)
+        torch.testing.assert_close(std, torch.full_like(std, 0.3))
+
+
+def test_the_kl_of_rank1_grows_over_two_thirds_of_the_epochs() -> None:
+    model, weights = build("Mlp", "rank1"), []
+    for epoch in range(9):
+        model.before_epoch(epoch, 9)
+        weights.append(round(float(model.kl_weight), 4))
+    assert weights[0] < weights[4] < 1
+    assert weights[6:] == [1, 1, 1]
+    assert weights == sorted(weights)
 
 
 # Trap 4: odd batches, float64, deepcopy after a forward, the KL before one (torch.export with a

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map
 from lpbnn.likelihoods import Categorical, Likelihood, MultiLabel, at_least_float32, member_axis
 from lpbnn.members.rows import copy_tensors
 from lpbnn.model import Outputs, UncertainModel, as_call, batch_size
-from lpbnn.predict import evaluating, seeded, to_device
+from lpbnn.predict import evaluating, seeded_passes, to_device
 
 CELLS_PER_EXAMPLE = 2000  # pixels of one map that take part in a fit
 
@@ -62,8 +62,8 @@ def member_outputs(model: UncertainModel, x: Any, samples: int, seed: int | None
     args, kwargs = as_call(x)
     width, _ = model.chunk_sizes(batch_size(args, kwargs), samples, None)
     parts = []
-    with evaluating(model), torch.no_grad(), seeded(seed, None, model):
-        for run in model.passes(samples, width):
+    with evaluating(model), torch.no_grad():
+        for run in seeded_passes(model, samples, width, seed):
             part_args, part_kwargs = copy_tensors((args, kwargs))
             parts.append(tree_map(torch.clone, run(*part_args, **part_kwargs)))
     return parts[0] if len(parts) == 1 else tree_map(lambda *own: torch.cat(own), *parts)

@@ -1,7 +1,6 @@
 """MemberEnsemble: members as rows of one expanded batch, checked against running them one by one."""
 
 import json
-import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -32,10 +31,9 @@ from lpbnn.members.rows import (
     member_examples,
     take_examples,
 )
-from lpbnn.model import Outputs, Pass, UncertainModel, batch_size
+from lpbnn.model import MODES, Outputs, Pass, UncertainModel, batch_size
 
 Execution = Literal["unchecked", "batched", "loop"]
-_CHECKING = threading.RLock()
 # Behind a shared part, several draws of the members run in one pass; the outputs of all are in memory.
 MAX_MEMBERS_PER_PASS = 16
 
@@ -223,7 +221,7 @@ class MemberEnsemble(UncertainModel):
             return
         from lpbnn.check import verify  # imports point the other way
 
-        with _CHECKING:  # it sets training flags: other threads wait for its result
+        with MODES:  # it sets training flags: other threads wait for its result
             if self.execution != "unchecked":
                 return
             report = verify(self, args, kwargs)

@@ -69,6 +69,7 @@ Reduction = Literal["mean", "sum"]
 # Up to here the mean over classes learns, and the penalty's weights were tuned for it.
 FEW_CLASSES = 10
 LOWEST = -1e30  # log K of an input at any distance: the sum over a batch stays finite
+LARGEST = 1e15  # a feature beyond it would overflow in a distance, and NaN is no distance
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +157,8 @@ class DUQ(UncertainModel):
         # Distances are multiplied by 1 / (2 sigma^2) = 50: bfloat16 would leave one digit.
         with full_precision(features.device):
             weight = at_least_float32(self.W)
-            return torch.einsum("bf,ncf->bnc", features.to(weight.dtype), weight)
+            features = features.to(weight.dtype).clamp(-LARGEST, LARGEST)
+            return torch.einsum("bf,ncf->bnc", features, weight)
 
     def loss(self, x: Any, y: Any, weight: Tensor | None = None) -> Terms:
         """Return the terms ``bce`` and ``gradient_penalty``; see ``UncertainModel.loss``.

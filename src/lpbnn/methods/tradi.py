@@ -216,7 +216,7 @@ class TRADI(UncertainModel):
         missing = UNDRAWN if self.memory.any() else UNTRACKED
         if missing != self._warned:
             self._warned = missing
-            warnings.warn(missing, NotFittedWarning, stacklevel=4)  # the caller of predict
+            warnings.warn(missing, NotFittedWarning, stacklevel=5)  # the caller of predict
 
     def before_epoch(self, epoch: int, epochs: int) -> None:
         """Remember whether more epochs follow, in which a prediction is a validation."""

@@ -35,6 +35,8 @@ Answer = dict[str, Any]
 class Question(Predictor):
     """A trained model, and how it is to be asked."""
 
+    allow_not_finite = False
+
     def __init__(
         self, model: UncertainModel, data: DataInfo, samples: int = 4, seed: int = 0
     ) -> None:

@@ -307,11 +307,15 @@ E = TypeVar("E", bound=Evaluator)
 class Predictor:
     """A model with all it needs to predict for raw inputs: normalisation, precision, samples, seed.
 
+    Predictions that are no numbers are counted (``Evaluator.check``), not refused.
+
     Args:
         config: the seed of the draws, the layout of the images, and ``config.evaluate``.
         samples: draws of each member; None for those of the config.
         ranks: the processes that share the batches.
     """
+
+    allow_not_finite = True
 
     def __init__(
         self,
@@ -340,6 +344,7 @@ class Predictor:
                 chunk=self.settings.chunk,
                 keep_members=keep_members,
                 seed=self.seed,
+                allow_not_finite=self.allow_not_finite,
             )
 
     @property

@@ -1,0 +1,109 @@
+"""Four threads predict with one model, as a web service does, and none notices the others."""
+
+import copy
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from networks import ResNet, settle
+from torch import Tensor
+
+import lpbnn
+from lpbnn import methods
+
+THREADS, CALLS = 4, 3
+
+
+@pytest.fixture(autouse=True)
+def _switch_often() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def made(method: str) -> lpbnn.UncertainModel:
+    """A model with batch norm, members that differ, and its networks drawn if the method draws any."""
+    model = lpbnn.build(settle(ResNet()), method, num_data=10, check=method != "abnn")
+    if method == "tradi":
+        x, y = torch.randn(6, 3, 8, 8), torch.randint(3, (6,))
+        model.loss(x, y)["loss"].backward()
+        model.after_step(lr=0.1)
+        model.after_fit([(x, y)])
+    return model.eval()
+
+
+def in_threads(call: Callable[[int], Any]) -> list[Any]:
+    """Return ``call(i)`` for several calls of each thread; all threads start at once."""
+    start = threading.Barrier(THREADS)
+
+    def work(thread: int) -> list[Any]:
+        start.wait()
+        return [call(CALLS * thread + i) for i in range(CALLS)]
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return [found for each in pool.map(work, range(THREADS)) for found in each]
+
+
+MODELS = [*methods.names(), "frozen lpbnn", "frozen batchensemble", "frozen rank1"]
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("kind", MODELS)
+def test_every_thread_gets_the_answer_it_would_get_alone(kind: str, training: bool) -> None:
+    """With seeds, and other inputs in every call; the first call makes the check, too."""
+    frozen, method = kind.startswith("frozen"), kind.split()[-1]
+    model = made(method)
+    if frozen:
+        model = lpbnn.freeze(model, samples=2)
+    inputs = torch.randn(THREADS * CALLS, 3, 3, 8, 8)
+
+    def probs(asked: lpbnn.UncertainModel, i: int) -> Tensor:
+        return lpbnn.predict(asked, inputs[i], samples=2, seed=i).probs
+
+    alone = copy.deepcopy(model)
+    expected = [probs(alone, i) for i in range(len(inputs))]
+    model.train(training)
+    before = copy.deepcopy(model.state_dict())
+    found = in_threads(lambda i: probs(model, i))
+    for i, answer in enumerate(found):
+        torch.testing.assert_close(answer, expected[i], rtol=1e-5, atol=1e-6)
+    assert all(module.training == training for module in model.net.modules())
+    for name, value in model.state_dict().items():
+        if not name.endswith("_extra_state"):
+            assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_a_seeded_prediction_leaves_torchs_generator_alone(method: str) -> None:
+    """Neither read nor set, not even for a moment: another thread draws from it meanwhile."""
+    model, x = made(method), torch.randn(3, 3, 8, 8)
+    lpbnn.predict(model, x)  # makes the check
+    torch.manual_seed(5)
+    expected = torch.cat([torch.randn(50) for _ in range(20)])
+    torch.manual_seed(5)
+    stop = threading.Event()
+
+    def predict() -> None:
+        while not stop.is_set():
+            lpbnn.predict(model, x, seed=0)
+
+    thread = threading.Thread(target=predict)
+    thread.start()
+    drawn = torch.cat([torch.randn(50) for _ in range(20)])
+    stop.set()
+    thread.join()
+    assert torch.equal(drawn, expected)
+
+
+def test_the_last_thread_out_gives_the_modes_back() -> None:
+    model = made("batchensemble").train()
+    model.net.stage1.eval()
+    modes = {name: module.training for name, module in model.named_modules()}
+    x = torch.randn(3, 3, 8, 8)
+    in_threads(lambda i: lpbnn.predict(model, x))
+    assert {name: module.training for name, module in model.named_modules()} == modes
