@@ -122,6 +122,18 @@ def test_a_fixed_variance_takes_one_output_per_target() -> None:
     torch.testing.assert_close(Gaussian(0.25).nll(outputs, targets), expected)
 
 
+@pytest.mark.parametrize("variance", ["softplus", "log"])
+def test_no_variance_is_zero(variance: Any) -> None:
+    """Where the exponential underflows, the loss and its gradient stay finite."""
+    likelihood = Gaussian(variance)
+    outputs = torch.tensor([[0.0, -200.0]], requires_grad=True)
+    assert likelihood.split(outputs.detach())[1].item() == pytest.approx(1e-6)
+    nll = likelihood.mean_nll(outputs, torch.ones(1, 1))
+    nll.backward()
+    assert nll.isfinite()
+    assert outputs.grad.isfinite().all()
+
+
 def test_a_unit_variance_is_half_the_squared_error() -> None:
     outputs, targets = torch.randn(4, 3, requires_grad=True), torch.randn(4, 3)
     Gaussian(1.0).mean_nll(outputs, targets).backward()

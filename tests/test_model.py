@@ -9,6 +9,7 @@ from networks import Mlp, small
 from torch import nn
 
 import lpbnn
+from lpbnn import methods
 from lpbnn.likelihoods import Categorical, Gaussian
 from lpbnn.model import UncertainModel, batch_size, stack_members, total, two_groups
 
@@ -86,3 +87,24 @@ def test_inputs_that_no_network_takes_are_refused(case: str) -> None:
     x, error, message = CALLS[case]
     with pytest.raises(error, match=message):
         batch_size((x,) if isinstance(x, torch.Tensor) else tuple(x), {})
+
+
+@pytest.mark.parametrize(
+    "method", [name for name in methods.names() if name not in ("duq", "edl", "mimo")]
+)
+def test_the_loss_of_an_evaluation_scores_every_member_against_the_examples_own_label(
+    method: str,
+) -> None:
+    """The mean over members of the cross-entropy that each has; the losses of DUQ, EDL and MIMO are others."""
+    model = lpbnn.build(Mlp(), method, num_data=10)
+    x, y = torch.randn(7, 5), torch.randint(3, (7,))
+    if method == "tradi":
+        model.loss(x, y)["loss"].backward()
+        model.after_step(lr=1.0)
+        model.after_fit([])
+    model.eval()
+    torch.manual_seed(1)
+    nll = model.loss(x, y)["nll"]
+    torch.manual_seed(1)
+    each = [nn.functional.cross_entropy(member, y) for member in model(x)]
+    torch.testing.assert_close(nll, torch.stack(each).mean())

@@ -90,6 +90,8 @@ ONE = torch.ones(1, 2)
         (ONE, -ONE, ONE[0], r"2 variances are not positive and finite; .* softplus"),
         (ONE, ONE * 0, ONE[0], r"2 variances are not positive"),
         (ONE * torch.nan, ONE, ONE[0], r"2 means or targets are not finite"),
+        (ONE, ONE, ONE[0] * torch.nan, r"2 means or targets are not finite"),
+        (ONE, ONE, ONE[0] * torch.inf, r"2 means or targets are not finite"),
         (ONE, ONE, ONE[0].long(), r"targets has dtype torch.int64"),
         (ONE[:, :0], ONE[:, :0], ONE[0, :0], r"RegressionMetrics has seen no targets"),
     ],

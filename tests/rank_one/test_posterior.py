@@ -55,6 +55,18 @@ def test_as_a_torch_distribution(model: lpbnn.UncertainModel) -> None:
     assert q.log_prob(q.sample()).isfinite().all()
 
 
+def test_the_torch_distribution_is_in_float64_with_little_on_the_diagonal() -> None:
+    model = lpbnn.build(Mlp(), "lpbnn", num_data=10)
+    layer = lpbnn.posterior(model)["0"]
+    q = layer.distribution()
+    assert q.mean.dtype == torch.float64
+    wide = layer.factor.double()
+    added = q.covariance_matrix - wide @ wide.mT
+    torch.testing.assert_close(
+        added, 1e-6 * torch.eye(5).double().expand_as(added), rtol=0, atol=1e-9
+    )
+
+
 def test_only_what_has_a_latent_posterior() -> None:
     model = lpbnn.build(Mlp(), "lpbnn", num_data=10, include="2")
     assert list(lpbnn.posterior(model)) == ["2"]

@@ -184,3 +184,38 @@ def test_scenes_that_are_void_all_over_have_no_uncertainty() -> None:
     uncertainty, histogram = fed(evaluator, predictions, void)
     assert uncertainty == {"total": 0.0, "aleatoric": 0.0, "epistemic": 0.0}
     assert sum(histogram) == 0
+
+
+def test_pixels_of_no_class_are_not_to_be_detected() -> None:
+    evaluator, predictions, labels = pixels()
+    fed(evaluator, predictions, labels)
+    ood = sum(int((targets == STRANGE).sum()) for targets in labels)
+    void = sum(int((targets == VOID).sum()) for targets in labels)
+    every = sum(targets.numel() for targets in labels)
+    counted = evaluator.pooled.histogram.sum(1).tolist()
+    assert counted == [every - void - ood, ood]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_sums_and_rows_are_in_the_order_of_the_data(order: tuple[int, ...]) -> None:
+    """Whichever batch came first: floating-point sums depend on their order."""
+    info = DataInfo.of(data.load("digits"))
+    evaluator = make_evaluator(info, torch.device("cpu"))
+    for number in order:
+        size = (1e16, 1.0, -1e16)[number]
+        probs = torch.full((1, info.num_classes), 1 / info.num_classes)
+        parts = torch.tensor([size]), torch.tensor([0.0]), torch.tensor([float(number)])
+        evaluator.add(number, Prediction("classification", probs, *parts), torch.tensor([0]))
+    evaluator.merge(Ranks())
+    in_order = torch.tensor([1e16, 1.0, -1e16]).double().cumsum(0)[-1]
+    assert float(evaluator.totals.uncertainty[0]) == float(in_order)
+    assert evaluator.all_rows("scores").tolist() == [0.0, 1.0, 2.0]
+
+
+def test_a_certain_class_is_in_the_last_bin() -> None:
+    info = DataInfo.of(data.load("digits"))
+    evaluator = make_evaluator(info, torch.device("cpu"))
+    zeros = torch.zeros(2)
+    probs = torch.eye(info.num_classes)[:2]
+    evaluator.add(0, Prediction("classification", probs, zeros, zeros, zeros), torch.tensor([0, 1]))
+    assert evaluator.totals.histogram.tolist() == [0] * (HISTOGRAM_BINS - 1) + [2]

@@ -19,7 +19,8 @@ from lpbnn.training import RunConfig
 from lpbnn.training.build import DataInfo, build_model
 from lpbnn.training.distributed import launch
 from lpbnn.training.loop import fit
-from lpbnn.training.step import Step, TrainStep
+from lpbnn.training.config import OptimConfig
+from lpbnn.training.step import Step, TrainStep, make_optimizer
 
 Make = Callable[..., RunConfig]
 EPOCHS = 4
@@ -116,3 +117,22 @@ def test_batch_norms_are_as_they_were_after_a_compiled_training(
     fit(model, splits, config)
     assert RowNorm in seen
     assert {type(m) for m in model.modules() if isinstance(m, nn.BatchNorm2d)} == {nn.BatchNorm2d}
+
+
+def test_a_part_at_a_lower_rate_keeps_the_ratio_of_fast_and_slow(
+    make: Make, splits: Splits
+) -> None:
+    """``optim.parts`` multiplies the rates of the groups; it does not replace them."""
+    optim = OptimConfig(lr=0.1, parts={"layers.*": 0.5})
+    config = make("batchensemble", method_options={"fast_lr": 0.2}, optim=optim)
+    model = build_model(config, DataInfo.of(splits))
+    optimizer = make_optimizer(model, config, torch.device("cpu"))
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    first, *others = model.layers
+    assert first.path.startswith("layers")
+    assert rates[id(first.layer.weight)] == pytest.approx(0.05)
+    assert rates[id(first.factors.r)] == pytest.approx(0.01)
+    assert rates[id(first.member_bias)] == pytest.approx(0.01)
+    for layer in others:
+        assert rates[id(layer.layer.weight)] == pytest.approx(0.1)
+        assert rates[id(layer.factors.r)] == pytest.approx(0.02)

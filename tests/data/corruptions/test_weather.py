@@ -59,6 +59,15 @@ def test_fog_grows_rougher_as_the_decay_falls() -> None:
     assert rough == sorted(rough)
 
 
+def test_the_severity_of_fog_says_how_rough_it_is() -> None:
+    """The decay of the table reaches the clouds."""
+    x = torch.full((32, 1, 32, 32), 0.8)
+    rough = [
+        fine_energy(weather.fog(x, (1.5, decay), Draws("key", 32, 32))) for decay in (3, 2, 1.75)
+    ]
+    assert rough == sorted(set(rough))
+
+
 def picture_folder(root: Path, colours: list[tuple[int, int, int]]) -> Path:
     for name, colour in zip(weather.PICTURES, colours, strict=True):
         picture = Image.new("RGB", (300, 250), colour)
