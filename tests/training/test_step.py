@@ -17,9 +17,9 @@ from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.model import UncertainModel
 from lpbnn.training import RunConfig
 from lpbnn.training.build import DataInfo, build_model
+from lpbnn.training.config import OptimConfig
 from lpbnn.training.distributed import launch
 from lpbnn.training.loop import fit
-from lpbnn.training.config import OptimConfig
 from lpbnn.training.step import Step, TrainStep, make_optimizer
 
 Make = Callable[..., RunConfig]
