@@ -37,7 +37,7 @@ def test_a_photograph_is_read_as_it_is_shown(tmp_path: Path, orientation: int, e
     assert torch.equal(read_scene(path, None), expected)
     assert torch.equal(read_image(path, (3, *size)), expected)
     assert read_scene(path, 24).shape == (3, 24, round(24 * size[1] / size[0]))
-    assert files.header(path, label=False) == size  # known before it is decoded
+    assert files.header(path).size == size  # known before it is decoded
     assert np.array_equal(files.read_picture(path, size, size), shown)
 
 
@@ -46,7 +46,7 @@ def test_broken_exif_data_is_no_reason_to_refuse_a_picture(tmp_path: Path, exif:
     path = tmp_path / "a.png"
     Image.fromarray(COLOURS).save(path, exif=exif)
     assert np.array_equal(read_scene(path, None).permute(1, 2, 0), COLOURS)
-    assert files.header(path, label=False) == streets.SIZE
+    assert files.header(path).size == streets.SIZE
 
 
 def test_a_label_map_belongs_to_the_picture_as_it_is_shown(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ T = TypeVar("T")
 VOID, UNKNOWN = 255, 254  # labels: no class on purpose, and an id that no class has
 AHEAD = 2  # batches
 WORKERS = min(8, os.cpu_count() or 1)
+ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 TAIL = 4096  # bytes in which the end mark of a complete file is looked for
 END_MARKS = {"PNG": b"IEND", "JPEG": b"\xff\xd9"}
 Size = tuple[int, int]  # height, width
@@ -359,19 +360,25 @@ def in_threads(work: Callable[[Path], T], paths: Sequence[Path]) -> list[T]:
             pool.shutdown(cancel_futures=True)
 
 
-def header(path: Path, label: bool) -> Size:
-    """Height and width of a file that is complete and, as far as its head tells, usable."""
-    return look(path, label).size
+def is_picture(path: Path) -> bool:
+    """Return True for the name of a picture that is not hidden."""
+    return path.suffix.lower() in ENDINGS and not path.name.startswith(".")
 
 
-class Look(NamedTuple):
+def walk(folder: Path) -> list[Path]:
+    """Return all files in a folder and below; links to other folders are followed, as `rglob` does not."""
+    tree = os.walk(folder, followlinks=True)
+    return sorted(Path(base, name) for base, _, names in tree for name in names)
+
+
+class Header(NamedTuple):
     """The header of a picture file."""
 
     size: Size
     grey: bool
 
 
-def look(path: Path, label: bool = False) -> Look:
+def header(path: Path, label: bool = False) -> Header:
     """The size and the kind of a picture that is complete and can be read, without decoding it."""
     with opened(path) as picture:
         if label:
@@ -384,7 +391,7 @@ def look(path: Path, label: bool = False) -> Look:
             ends = END_MARKS.get(picture.format or "", b"") in file.read()
         if not ends:  # cut short, most likely: decoding it tells
             picture.load()
-        return Look((picture.height, picture.width) if label else size_shown(picture), grey)
+        return Header((picture.height, picture.width) if label else size_shown(picture), grey)
 
 
 def require_one_channel(path: Path, picture: Image.Image) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,10 +26,20 @@ import numpy as np
 import torch
 
 from lpbnn.data import NOT_A_CLASS, Augment, Entry, Examples, Splits
-from lpbnn.data.files import FileDataset, Look, Size, in_threads, look, parse_size, size_text
+from lpbnn.data.files import (
+    ENDINGS,
+    FileDataset,
+    Header,
+    Size,
+    header,
+    in_threads,
+    is_picture,
+    parse_size,
+    size_text,
+    walk,
+)
 
 _LOG = logging.getLogger(__name__)
-ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 PARTS = ("train", "val", "test")
 OOD = "ood"
 CALLED_OTHERWISE = {
@@ -155,11 +164,11 @@ def _held_out(
     return parts, [note] if said else []
 
 
-def _looked_at(tree: Tree) -> dict[Path, Look]:
+def _looked_at(tree: Tree) -> dict[Path, Header]:
     """Read the header of every picture, so that unreadable files are found before the training."""
     paths = [*_paths(tree.parts), *(path for found in tree.ood.values() for path in found)]
     _LOG.info("checking %d pictures in %s", len(paths), tree.root)
-    return dict(zip(paths, in_threads(look, paths), strict=True))
+    return dict(zip(paths, in_threads(header, paths), strict=True))
 
 
 def _paths(parts: Mapping[str, ClassFolders]) -> list[Path]:
@@ -346,10 +355,7 @@ def _ood_sets(tree: Tree, folder: Path) -> ClassFolders:
     """The pictures of none of the classes: a set for each folder, and `ood` for those in none."""
     found = {OOD: tuple(_files(tree, folder))}
     for inner in _folders(tree, folder):
-        walked = sorted(
-            Path(base, n) for base, _, n_s in os.walk(inner, followlinks=True) for n in n_s
-        )
-        found[inner.name] = tuple(_kept(tree, walked))
+        found[inner.name] = tuple(_kept(tree, walk(inner)))
     found = {name: pictures for name, pictures in found.items() if pictures}
     if not found:
         raise ValueError(
@@ -375,8 +381,7 @@ def _kept(tree: Tree, paths: Iterable[Path]) -> list[Path]:
     """The pictures; what is hidden or no picture, by its name, is noted."""
     kept: list[Path] = []
     for path in paths:
-        picture = path.suffix.lower() in ENDINGS and not path.name.startswith(".")
-        (kept if picture else tree.left_out).append(path)
+        (kept if is_picture(path) else tree.left_out).append(path)
     return kept
 
 

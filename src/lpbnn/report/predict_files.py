@@ -218,7 +218,7 @@ def _require_sizes(ask: Question, images: Sequence[Path], full_size: bool) -> No
     strides = [net.output_stride for net in ask.model.modules() if isinstance(net, DeepLab)]
     least, height = max(strides, default=1), ask.data.shape[1]
     for path in images:
-        own = header(path, label=False)
+        own = header(path).size
         trained = scaled(own, height)
         size, other = (own, trained) if full_size else (trained, own)
         if min(size) >= least:
