@@ -46,7 +46,7 @@ PUBLISHED = Rows()
 
 
 @dataclass(frozen=True)
-class _Family:
+class Family:
     name: str
     folder: str
     archive: str
@@ -72,7 +72,7 @@ spider squirrel streetcar sunflower sweet_pepper table tank telephone television
 train trout tulip turtle wardrobe whale willow_tree wolf woman worm
 """
 
-_CIFAR10 = _Family(
+CIFAR10 = Family(
     name="cifar10",
     folder="cifar-10-batches-py",
     archive="cifar-10-python.tar.gz",
@@ -92,7 +92,7 @@ _CIFAR10 = _Family(
     cutout=16,
 )
 
-_CIFAR100 = _Family(
+CIFAR100 = Family(
     name="cifar100",
     folder="cifar-100-python",
     archive="cifar-100-python.tar.gz",
@@ -107,7 +107,8 @@ _CIFAR100 = _Family(
 )
 
 
-def load_cifar10(
+def load(
+    family: Family,
     root: Path | None = None,
     val: int = 0,
     download: bool = False,
@@ -115,7 +116,7 @@ def load_cifar10(
     measure: Measure = "test",
     rows: Rows = PUBLISHED,
 ) -> Splits:
-    """CIFAR-10 with its 10 classes.
+    """CIFAR-10 with its 10 classes, or CIFAR-100 with its 100 fine classes.
 
     Args:
         val: so many images, drawn once for all by a fixed seed, leave train for validation.
@@ -124,48 +125,16 @@ def load_cifar10(
         measure: "val" puts the validation images in the place of the test set, which is then left
             alone: for choosing settings by them.
 
-    >>> load_cifar10(Path("/nowhere"))
+    >>> load(CIFAR10, Path("/nowhere"))
     Traceback (most recent call last):
     ...
     FileNotFoundError: /nowhere/cifar-10-batches-py is missing: /nowhere does not exist. Give ...
-    """
-    return _load(_CIFAR10, root, val, download, checksum, measure, Rows(*rows))
-
-
-def load_cifar100(
-    root: Path | None = None,
-    val: int = 0,
-    download: bool = False,
-    checksum: Checksum = "published",
-    measure: Measure = "test",
-    rows: Rows = PUBLISHED,
-) -> Splits:
-    """CIFAR-100 with its 100 fine classes.
-
-    Args:
-        val: so many images, drawn once for all by a fixed seed, leave train for validation.
-        download: fetch files that are missing.
-        checksum: "any" takes files that are not the published ones.
-        measure: "val" puts the validation images in the place of the test set, which is then left
-            alone: for choosing settings by them.
-
-    >>> load_cifar100(Path("/nowhere"), val=50_000)
+    >>> load(CIFAR100, Path("/nowhere"), val=50_000)
     Traceback (most recent call last):
     ...
     ValueError: cifar100: val=50000; expected 0 <= val < 50000, some images must be left to train.
     """
-    return _load(_CIFAR100, root, val, download, checksum, measure, Rows(*rows))
-
-
-def _load(
-    family: _Family,
-    root: Path | None,
-    val: int,
-    download: bool,
-    checksum: Checksum,
-    measure: Measure,
-    rows: Rows,
-) -> Splits:
+    rows = Rows(*rows)
     if not 0 <= val < rows.train:
         raise ValueError(
             f"{family.name}: val={val}; expected 0 <= val < {rows.train}, some images must be left "
@@ -209,7 +178,7 @@ def _load(
     )
 
 
-def _folder(family: _Family, root: Path, download: bool) -> Path:
+def _folder(family: Family, root: Path, download: bool) -> Path:
     """The published folder under `root`; with `download`, missing files of it are fetched."""
     files = (root / family.folder / name for name in family.train | family.test)
     if download and not all(file.is_file() for file in files):
@@ -218,7 +187,7 @@ def _folder(family: _Family, root: Path, download: bool) -> Path:
     return _locate(family, root)
 
 
-def _locate(family: _Family, root: Path) -> Path:
+def _locate(family: Family, root: Path) -> Path:
     """The published folder under `root`; if it is missing, the error says how to get it."""
     folder = root / family.folder
     if folder.is_dir():
@@ -262,7 +231,7 @@ def _require(folder: Path, files: Iterable[str]) -> None:
         )
 
 
-def _read(family: _Family, folder: Path, files: tuple[str, ...], rows: int) -> Dataset:
+def _read(family: Family, folder: Path, files: tuple[str, ...], rows: int) -> Dataset:
     """The files of one part in order, each with its equal share of the rows."""
     parts = [_batch(family, folder / name, rows // len(files)) for name in files]
     images = np.concatenate([images for images, _ in parts]).reshape(-1, 3, 32, 32)
@@ -270,7 +239,7 @@ def _read(family: _Family, folder: Path, files: tuple[str, ...], rows: int) -> D
     return Dataset(torch.from_numpy(images), torch.from_numpy(targets))
 
 
-def _batch(family: _Family, path: Path, rows: int) -> tuple[np.ndarray, np.ndarray]:
+def _batch(family: Family, path: Path, rows: int) -> tuple[np.ndarray, np.ndarray]:
     content = unpickle(path)
     if family.labels not in content or "data" not in content:
         other = "cifar100" if "fine_labels" in content else "cifar10"
@@ -307,20 +276,20 @@ def _svhn(root: Path, rows: int, download: bool) -> tuple[dict[str, Dataset], li
     return {"svhn": Dataset(images, torch.full((len(images),), NOT_A_CLASS))}, notes
 
 
-def _require_files(root: Path | None, family: _Family) -> None:
+def _require_files(root: Path | None, family: Family) -> None:
     folder = _locate(family, DEFAULT_ROOT if root is None else root)
     _require(folder, family.train | family.test)
 
 
 SETS = {
     "cifar10": Entry(
-        load_cifar10,
+        partial(load, CIFAR10),
         "CIFAR-10: 32x32 colour, 10 classes; out-of-distribution: SVHN, if present",
-        partial(_require_files, family=_CIFAR10),
+        partial(_require_files, family=CIFAR10),
     ),
     "cifar100": Entry(
-        load_cifar100,
+        partial(load, CIFAR100),
         "CIFAR-100: 32x32 colour, 100 classes; out-of-distribution: SVHN, if present",
-        partial(_require_files, family=_CIFAR100),
+        partial(_require_files, family=CIFAR100),
     ),
 }
