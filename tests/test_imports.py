@@ -12,7 +12,7 @@ from lpbnn import experiments, methods
 
 SOURCE = Path(lpbnn.__file__).parent
 LEVELS = [
-    {"registry", "source", "draws"},
+    {"registry", "source", "draws", "atomic"},
     {"likelihoods", "metrics", "backbones", "data"},
     {"members", "kernels", "convert", "model", "rank_one", "prediction", "predict", "check"},
     {"methods", "build"},

@@ -51,11 +51,6 @@ def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
         svhn.read(tmp_path)
 
 
-def test_an_unknown_split_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no split 'val'; expected one of train, test"):
-        svhn.read(tmp_path, "val")
-
-
 def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path)
     path.write_bytes(path.read_bytes()[:5000])

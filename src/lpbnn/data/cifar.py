@@ -39,7 +39,7 @@ class Rows(NamedTuple):
 
     train: int = 50_000
     test: int = 10_000
-    svhn: int = svhn.TEST_ROWS
+    svhn: int = svhn.ROWS
 
 
 PUBLISHED = Rows()

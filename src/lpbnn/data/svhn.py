@@ -7,7 +7,6 @@ stands for the digit 0). It is what networks trained on CIFAR are asked to recog
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,56 +14,32 @@ import torch
 from lpbnn.data import Dataset
 from lpbnn.data._download import DEFAULT_ROOT, fetch, md5
 
-TEST_ROWS = 26_032
+URL = "http://ufldl.stanford.edu/housenumbers/test_32x32.mat"
+MD5 = "eb5a983be6a315427106f1b164d9cef3"
+ROWS = 26_032
 
 
-class _File(NamedTuple):
-    url: str
-    md5: str
-    rows: int
-
-
-FILES = {
-    "train": _File(
-        "http://ufldl.stanford.edu/housenumbers/train_32x32.mat",
-        "e26dedcc434d2e4c54c9b2d4a06d8373",
-        73_257,
-    ),
-    "test": _File(
-        "http://ufldl.stanford.edu/housenumbers/test_32x32.mat",
-        "eb5a983be6a315427106f1b164d9cef3",
-        TEST_ROWS,
-    ),
-}
-
-
-def path_of(root: Path | None, split: str = "test") -> Path:
-    """Return the path of a split's file.
+def path_of(root: Path | None) -> Path:
+    """Return the path of the file.
 
     >>> path_of(Path("/data")).as_posix()
     '/data/svhn/test_32x32.mat'
     """
-    return (root or DEFAULT_ROOT) / "svhn" / f"{split}_32x32.mat"
+    return (root or DEFAULT_ROOT) / "svhn" / "test_32x32.mat"
 
 
-def is_published(root: Path | None, split: str = "test") -> bool:
+def is_published(root: Path | None) -> bool:
     """Return True if the file is the published one; copies are read too and labelled as such.
 
     >>> is_published(Path("/nowhere"))
     False
     """
-    path = path_of(root, split)
-    return path.is_file() and md5(path) == FILES[split].md5
+    path = path_of(root)
+    return path.is_file() and md5(path) == MD5
 
 
-def read(
-    root: Path | None = None,
-    split: str = "test",
-    *,
-    rows: int | None = None,
-    download: bool = False,
-) -> Dataset:
-    """The digits of one split as uint8 (N, 3, 32, 32), targets 0..9.
+def read(root: Path | None = None, *, rows: int = ROWS, download: bool = False) -> Dataset:
+    """The digits as uint8 (N, 3, 32, 32), targets 0..9.
 
     `rows` is how many examples the file must have: the published number unless told otherwise.
 
@@ -73,22 +48,19 @@ def read(
     ...
     FileNotFoundError: /nowhere/svhn/test_32x32.mat is missing. Give the folder that contains ...
     """
-    if split not in FILES:
-        raise ValueError(f"svhn has no split {split!r}; expected one of {', '.join(FILES)}.")
-    path, published = path_of(root, split), FILES[split]
+    path = path_of(root)
     if not path.is_file():
         if not download:
             raise FileNotFoundError(
                 f"{path} is missing. Give the folder that contains svhn/ as root, pass "
-                f"download=True, or fetch {published.url} there by hand."
+                f"download=True, or fetch {URL} there by hand."
             )
-        fetch([published.url], published.md5, path)
+        fetch([URL], MD5, path)
     images, labels = _matrices(path)
-    expected = published.rows if rows is None else rows
-    if len(images) != expected or labels.shape != (expected,):
+    if len(images) != rows or labels.shape != (rows,):
         raise ValueError(
             f"{path} holds {len(images):,} images and {labels.size:,} labels; expected "
-            f"{expected:,} of each. Delete it and download it again."
+            f"{rows:,} of each. Delete it and download it again."
         )
     if labels.min(initial=1) < 1 or labels.max(initial=1) > 10:
         raise ValueError(

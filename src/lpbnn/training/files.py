@@ -1,65 +1,22 @@
 """Reading and writing files: atomic, never through a symlink, with errors that say what to do."""
 
-import errno
 import json
 import math
 import os
-import secrets
 import stat
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from lpbnn.atomic import RunError, write_atomic
 from lpbnn.training import archive
 
 CONFIG = "config.json"  # what makes a folder that of a run
-_PIECE = 2**24  # bytes per write
 # A link is not followed, a pipe without a writer not waited for. Windows has neither flag, and needs the third.
 _FLAGS = sum(getattr(os, flag, 0) for flag in ("O_RDONLY", "O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
 
 
-class RunError(ValueError):
-    """A run folder that cannot be used as asked: what is wrong with it and what to do."""
-
-
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C during a run; its text says how to go on."""
-
-
-def write_atomic(path: Path, data: bytes | memoryview) -> None:
-    """Put ``data`` at ``path``: written to a new file beside it, flushed to the disk, then renamed.
-
-    Whatever happens on the way (a kill, a full disk), what was at ``path`` before is still there. A symlink
-    at ``path`` is replaced, not followed. The name of the new file cannot be predicted, and the file must
-    not exist: nobody can have put a link to another file there.
-
-    Raises:
-        RunError: if the disk is full or the folder cannot be written to.
-    """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    view = memoryview(data).cast("B")
-    try:
-        with temporary.open("xb") as file:
-            for start in range(0, len(view), _PIECE):
-                file.write(view[start : start + _PIECE])
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        _remove(temporary)
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        why = "the disk is full" if full else str(error)
-        kept = (
-            "What was there before is untouched." if path.exists() else "Nothing was there before."
-        )
-        raise RunError(
-            f"{path} ({len(view):,} bytes) could not be written: {why}. {kept} "
-            "Fix: free some space or correct the permissions, then resume the run."
-        ) from error
-    except BaseException:
-        _remove(temporary)
-        raise
 
 
 def is_leftover(name: str) -> bool:
@@ -202,21 +159,3 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _sync_folder(folder: Path) -> None:
-    """The rename itself reaches the disk; not every system lets a folder be opened for that."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        with suppress(OSError):
-            os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _remove(path: Path) -> None:
-    with suppress(OSError):  # the error that brought us here is the one to tell
-        path.unlink(missing_ok=True)

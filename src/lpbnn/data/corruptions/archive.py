@@ -9,8 +9,8 @@ those is taken for the published one. So no table can pass one off as the other.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-import uuid
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lpbnn.atomic import write_atomic
 from lpbnn.data.corruptions.generate import (
     CORRUPTIONS,
     SEVERITIES,
@@ -154,21 +155,6 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _replace(path: Path, write: Iterable[np.ndarray] | str) -> None:
-    """Write beside `path` and rename: a reader sees the old file or the whole new one."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with temporary.open("xb") as file:
-            if isinstance(write, str):
-                file.write(write.encode())
-            else:
-                np.save(file, np.concatenate(list(write)), allow_pickle=False)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
 def _is_fresh(root: Path, name: str, recipe: Recipe) -> bool:
     """Return True if the file of this corruption was made by this recipe and is complete."""
     path, found = root / f"{name}.npy", _read_recipe(root, name)
@@ -207,10 +193,16 @@ def _check_labels_file(root: Path, labels: np.ndarray) -> None:
 def _write(root: Path, name: str, recipe: Recipe, sets: Iterable[Tensor]) -> None:
     path = root / f"{name}.npy"
     # Without a recipe a file counts as published: one that fits nothing comes before the file.
-    _replace(_recipe_path(root, name), json.dumps({"unfinished": True}))
-    _replace(path, (made.permute(0, 2, 3, 1).cpu().numpy() for made in sets))
-    text = json.dumps({**recipe, "sha256": _sha256(path)}, indent=1)
-    _replace(_recipe_path(root, name), text + "\n")
+    write_atomic(_recipe_path(root, name), b'{"unfinished": true}')
+    _write_array(path, np.concatenate([made.permute(0, 2, 3, 1).cpu().numpy() for made in sets]))
+    text = json.dumps({**recipe, "sha256": _sha256(path)}, indent=1) + "\n"
+    write_atomic(_recipe_path(root, name), text.encode())
+
+
+def _write_array(path: Path, rows: np.ndarray) -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, rows, allow_pickle=False)
+    write_atomic(path, buffer.getbuffer())
 
 
 def cached(
@@ -262,6 +254,6 @@ def cached(
         if not _is_fresh(root, name, recipe):
             _write(root, name, recipe, (corrupt(images, name, s, seed, frost) for s in SEVERITIES))
     if tiled is not None:
-        _replace(root / "labels.npy", [tiled])
+        _write_array(root / "labels.npy", tiled)
     kind = frost_kind(frost) if "frost" in names else None
     return Archive(root, len(images), "generated", kind, names, labels)
