@@ -34,6 +34,13 @@ class StreamingMetric(Metric):
         """Declare a state of zeros that is summed over batches, merges and processes."""
         self.add_state(name, torch.zeros(shape, dtype=dtype), dist_reduce_fx="sum")
 
+    def add(self, **seen: Tensor) -> None:
+        """Add a batch to the named states."""
+        # Not in place: a state made under inference_mode could not be written to outside of it.
+        for name, value in seen.items():
+            state = getattr(self, name)
+            setattr(self, name, state + value.to(state.device))
+
     def merge_state(self, incoming_state: "dict[str, Any] | Metric") -> None:
         """Take in what another metric of the same kind has seen."""
         if isinstance(incoming_state, Metric):
@@ -63,6 +70,13 @@ class StreamingMetric(Metric):
         self._update_count += seen
         self._computed = None
 
+
+Fault: TypeAlias = tuple[str, str, str]  # given, expected, fix; {} is how many
+LABELS_OUTSIDE: Fault = (
+    "{} labels lie outside 0..C-1",
+    "class indices below the number of classes",
+    "name void labels with ignore_index=..., or remap the labels",
+)
 
 M = TypeVar("M", bound=StreamingMetric)
 
@@ -97,7 +111,7 @@ def require(ok: bool, given: str, expected: str, fix: str) -> None:
         raise ValueError(f"{given}; expected {expected}; {fix}")
 
 
-def require_none(faults: Tensor, messages: tuple[tuple[str, str, str], ...]) -> None:
+def require_none(faults: Tensor, messages: tuple[Fault, ...]) -> None:
     """Raise for the first kind of fault that ``update`` counted; ``{}`` in its text is the count."""
     for count, (given, expected, fix) in zip(faults.tolist(), messages, strict=True):
         require(count == 0, given.format(count), expected, fix)

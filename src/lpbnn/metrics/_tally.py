@@ -34,6 +34,7 @@ class ProbabilityTally(base.StreamingMetric):
     and labels out of range.
     """
 
+    key = ""  # of `values`, in the classes of one metric
     counts: Tensor
     confidence: Tensor
     sums: Tensor
@@ -87,11 +88,7 @@ class ProbabilityTally(base.StreamingMetric):
         counts = [base.tally(bins, hits.long(), self.num_bins) for hits in (kept, correct)]
         summed = base.tally(bins, confidence.where(kept, 0).to(base.wide(device)), self.num_bins)
 
-        # Not in place: a state made under inference_mode could not be written to outside of it.
-        self.counts = self.counts + torch.stack(counts).to(self.counts.device)
-        self.confidence = self.confidence + summed.to(self.counts.device)
-        self.sums = self.sums + sums.to(self.counts.device)
-        self.faults = self.faults + faults.to(self.counts.device)
+        self.add(counts=torch.stack(counts), confidence=summed, sums=sums, faults=faults)
 
     def require_valid(self) -> None:
         """Raise a ``ValueError`` if what was seen cannot be scored."""
@@ -103,14 +100,14 @@ class ProbabilityTally(base.StreamingMetric):
                     "probabilities over the classes (dim 1)",
                     "pass logits.softmax(1), averaged over members as probabilities",
                 ),
-                (
-                    "{} labels lie outside 0..C-1",
-                    "class indices below the number of columns of probs",
-                    "name void labels with ignore_index=..., or remap the labels",
-                ),
+                base.LABELS_OUTSIDE,
             ),
         )
         base.require_seen(int(self.counts[0].sum()), self, "labelled examples")
+
+    def compute(self) -> Any:
+        """The metric called ``key`` of everything seen, a float64 scalar."""
+        return self.values()[self.key]
 
     def values(self) -> dict[str, Tensor]:
         """Return every metric of this pass, as float64 scalars."""

@@ -49,11 +49,8 @@ class ECE(ProbabilityTally):
     0.3
     """
 
+    key = "ece"
     higher_is_better: bool | None = False
-
-    def compute(self) -> Tensor:
-        """The ECE of everything seen, a float64 scalar."""
-        return self.values()["ece"]
 
     def reliability(self) -> ReliabilityBins:
         """The reliability diagram of everything seen, on the CPU; see :func:`reliability`."""

@@ -25,8 +25,8 @@ class ClassificationMetrics(ProbabilityTally):
     >>> metrics.update(torch.tensor([[0.8, 0.2]]), torch.tensor([2]))
     >>> metrics.compute()
     Traceback (most recent call last):
-    ValueError: 1 labels lie outside 0..C-1; expected class indices below the number of columns of
-    probs; name void labels with ignore_index=..., or remap the labels
+    ValueError: 1 labels lie outside 0..C-1; expected class indices below the number of
+    classes; name void labels with ignore_index=..., or remap the labels
     """
 
     def compute(self) -> dict[str, float]:
@@ -41,31 +41,22 @@ class ClassificationMetrics(ProbabilityTally):
 class Accuracy(ProbabilityTally):
     """Streaming :func:`accuracy`."""
 
+    key = "accuracy"
     higher_is_better: bool | None = True
-
-    def compute(self) -> Tensor:
-        """The accuracy of everything seen, a float64 scalar."""
-        return self.values()["accuracy"]
 
 
 class NLL(ProbabilityTally):
     """Streaming :func:`nll`."""
 
+    key = "nll"
     higher_is_better: bool | None = False
-
-    def compute(self) -> Tensor:
-        """The mean NLL of everything seen, a float64 scalar."""
-        return self.values()["nll"]
 
 
 class Brier(ProbabilityTally):
     """Streaming :func:`brier`."""
 
+    key = "brier"
     higher_is_better: bool | None = False
-
-    def compute(self) -> Tensor:
-        """The mean Brier score of everything seen, a float64 scalar."""
-        return self.values()["brier"]
 
 
 def accuracy(probs: Tensor, labels: Tensor, *, ignore_index: base.IgnoreIndex = None) -> float:

@@ -103,6 +103,7 @@ def require_no_nan(count: int) -> None:
 class ScoreList(base.StreamingMetric):
     """Every score seen, 16 bytes each, and the three metrics of their ranking."""
 
+    key = ""  # of `values`, in the classes of one metric
     scores: list[Tensor]
     is_ood: list[Tensor]
 
@@ -121,6 +122,10 @@ class ScoreList(base.StreamingMetric):
         check_scores(scores, is_ood)
         self.scores.append(scores.detach().flatten().to(self.device).to(self.dtype))
         self.is_ood.append(is_ood.flatten().to(self.device).to(self.dtype))
+
+    def compute(self) -> Any:
+        """The metric called ``key`` of everything seen, a float64 scalar."""
+        return self.values()[self.key]
 
     def values(self) -> dict[str, Tensor]:
         """All three metrics, as float64 scalars."""
@@ -152,31 +157,22 @@ class DetectionMetrics(ScoreList):
 class AUROC(ScoreList):
     """Streaming :func:`auroc`."""
 
+    key = "auroc"
     higher_is_better: bool | None = True
-
-    def compute(self) -> Tensor:
-        """The AUROC of everything seen, a float64 scalar."""
-        return self.values()["auroc"]
 
 
 class AUPR(ScoreList):
     """Streaming :func:`aupr`."""
 
+    key = "aupr"
     higher_is_better: bool | None = True
-
-    def compute(self) -> Tensor:
-        """The average precision of everything seen, a float64 scalar."""
-        return self.values()["aupr"]
 
 
 class FPR95(ScoreList):
     """Streaming :func:`fpr95`."""
 
+    key = "fpr95"
     higher_is_better: bool | None = False
-
-    def compute(self) -> Tensor:
-        """The FPR at 95 % TPR of everything seen, a float64 scalar."""
-        return self.values()["fpr95"]
 
 
 def auroc(scores: Tensor, is_ood: Tensor) -> float:

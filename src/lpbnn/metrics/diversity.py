@@ -72,11 +72,8 @@ class DiversityMetrics(base.StreamingMetric):
         both = torch.stack([(right & row).flatten(1).sum(1) for row in right])
         same = torch.stack([((predictions == row) & kept).flatten(1).sum(1) for row in predictions])
 
-        device = self.examples.device
-        self.both_right = self.both_right + both.to(device)
-        self.agreements = self.agreements + same.to(device)
-        self.examples = self.examples + kept.sum().to(device)
-        self.faults = self.faults + torch.stack([nan, outside]).to(device)
+        faults = torch.stack([nan, outside])
+        self.add(both_right=both, agreements=same, examples=kept.sum(), faults=faults)
 
     def compute(self) -> dict[str, float]:
         """``{"ratio_error", "q_statistic", "correlation", "disagreement"}``, means over pairs."""
@@ -84,11 +81,7 @@ class DiversityMetrics(base.StreamingMetric):
             self.faults,
             (
                 ("{} predictions are NaN", "probabilities", "check the members' outputs"),
-                (
-                    "{} labels lie outside 0..C-1",
-                    "class indices below the number of classes",
-                    "name void labels with ignore_index=..., or remap the labels",
-                ),
+                base.LABELS_OUTSIDE,
             ),
         )
         base.require_seen(int(self.examples), self, "labelled examples")

@@ -78,8 +78,7 @@ class PooledDetectionMetrics(base.StreamingMetric):
             nan = some.isnan()
             histogram.index_add_(0, cell.where(~nan, 0), (counted & ~nan).long())
             faults += (counted & nan).sum()
-        self.histogram = self.histogram + histogram.view(2, BINS).to(self.histogram.device)
-        self.faults = self.faults + faults.to(self.faults.device)
+        self.add(histogram=histogram.view(2, BINS), faults=faults)
 
     def _steps(self) -> tuple[Tensor, Tensor, Tensor]:
         """Positives and negatives of each occupied bin, highest first, and whether it is not zero."""

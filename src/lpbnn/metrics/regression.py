@@ -59,7 +59,7 @@ class RegressionMetrics(base.StreamingMetric):
             self._add(*parts)
 
     def _add(self, means: Tensor, variances: Tensor, targets: Tensor) -> None:
-        real, device = base.wide(targets.device), self.sums.device
+        real = base.wide(targets.device)
         means, variances, targets = (x.to(real) for x in (means, variances, targets))
         z = (targets - means) / variances.sqrt()
         log_likelihoods = -(z.square() + variances.log() + math.log(2 * math.pi)) / 2
@@ -76,9 +76,7 @@ class RegressionMetrics(base.StreamingMetric):
         sums = torch.stack([nll.sum(), error.square().sum()])
         counts = torch.stack([torch.ones_like(inside).sum(), inside.sum()])
         faults = torch.stack([(~finite).sum(), (~positive).sum()])
-        self.sums = self.sums + sums.to(device)
-        self.counts = self.counts + counts.to(device)
-        self.faults = self.faults + faults.to(device)
+        self.add(sums=sums, counts=counts, faults=faults)
 
     def compute(self) -> dict[str, float]:
         """``{"nll", "rmse", "coverage"}`` of everything seen; ``ValueError`` if nothing."""

@@ -77,8 +77,7 @@ class MeanIoU(base.StreamingMetric):
         faults = [(kept & ((x < 0) | (x >= size))).sum() for x in (predicted, labels)]
         cell = labels.clamp(0, size - 1) * size + predicted.clamp(0, size - 1)
         confusion = base.tally(cell, kept.long(), size * size).view(size, size)
-        self.confusion = self.confusion + confusion.to(self.confusion.device)
-        self.faults = self.faults + torch.stack(faults).to(self.faults.device)
+        self.add(confusion=confusion, faults=torch.stack(faults))
 
     def _ious(self) -> Tensor:
         top = f"0..{self.num_classes - 1}"
@@ -176,9 +175,7 @@ class ImageDetectionMetrics(base.StreamingMetric):
         values = ranked(scores, is_ood, valid)
         defined = values.isfinite().all()
         nan = scores.isnan() if valid is None else scores.isnan() & valid
-        self.sums = self.sums + values.where(defined, 0).to(self.sums.device)
-        self.images = self.images + defined.long().to(self.images.device)
-        self.faults = self.faults + nan.sum().to(self.faults.device)
+        self.add(sums=values.where(defined, 0), images=defined.long(), faults=nan.sum())
 
     def compute(self) -> dict[str, float]:
         """Means over the images with both kinds of pixels; ``ValueError`` if there is none."""
