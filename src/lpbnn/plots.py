@@ -243,11 +243,12 @@ def member_bars(
     chosen = np.linspace(0, number - 1, min(number, most)).round().astype(int)
     row = 1 / len(chosen)
     tall = row - min(1 / 30, row / 4)  # some air between two members
-    edges = left + (np.arange(classes)[:, None] + [0.1, 0.9]).ravel()
     for place, member in enumerate(chosen):
         foot = 1 - row * (place + 1)
-        heights = np.zeros(2 * classes - 1)
-        heights[::2] = values[member]
+        seen = np.flatnonzero(values[member] >= min(0.005, values[member].max()))
+        edges = left + (seen[:, None] + [0.1, 0.9]).ravel()
+        heights = np.zeros(2 * len(seen) - 1)
+        heights[::2] = values[member, seen]
         bars = axes.stairs(foot + tall * heights, edges, baseline=foot, fill=True, color=color)
         bars.set(linewidth=0, clip_on=False)
         best = int(values[member].argmax())
@@ -442,11 +443,20 @@ def class_map(axes: Axes, labels: Any, classes: Sequence[str] = (), *, title: st
     >>> len(class_map(_axes(), [[0, 1], [1, 255]], ("road", "sky")).images)
     1
     """
+    count = len(classes) or int(np.asarray(labels).max()) + 1
+    return picture(axes, class_pixels(labels, palette(classes, count)), title)
+
+
+def class_pixels(labels: Any, colors: np.ndarray) -> np.ndarray:
+    """Return the colours (H, W, 3) of a map of class numbers (H, W); no class (void) is black.
+
+    >>> class_pixels([[1, 255]], palette(("road", "sky"), 2)).tolist()
+    [[[104, 152, 206], [0, 0, 0]]]
+    """
     labels = np.asarray(labels).astype(int)
-    count = len(classes) or int(labels.max()) + 1
-    table = np.vstack([palette(classes, count), [VOID]])
-    known = (labels >= 0) & (labels < count)
-    return picture(axes, table[np.where(known, labels, count)].astype(np.uint8), title=title)
+    known = (labels >= 0) & (labels < len(colors))
+    table = np.vstack([colors, [VOID]]).astype(np.uint8)
+    return table[np.where(known, labels, len(colors))]
 
 
 def value_map(
@@ -471,7 +481,7 @@ def value_map(
     >>> len(value_map(_axes(), [[0.2, 0.9]], unit="nats").child_axes)
     1
     """
-    picture(axes, np.nan_to_num(np.asarray(values, np.float64)), title, 0, top, scale)
+    picture(axes, value_pixels(values, top, scale), title)
     beside = axes.inset_axes((1.02, 0.0, 0.025, 1.0))
     figure = axes.get_figure()
     assert figure is not None
@@ -481,20 +491,23 @@ def value_map(
     return axes
 
 
-def picture(
-    axes: Axes,
-    pixels: Any,
-    title: str = "",
-    low: float | None = None,
-    high: float | None = None,
-    scale: str | None = None,
-) -> Axes:
-    """Draw an image (H, W, 3) of bytes, or (H, W) numbers on a scale, without any axes.
+def value_pixels(values: Any, top: float = 1.0, scale: str = SURE) -> np.ndarray:
+    """Return the colours (H, W, 3) of a map of numbers (H, W) on a scale from 0 to ``top``.
+
+    >>> value_pixels([[0.0, 2.0]]).tolist()
+    [[[0, 0, 3], [251, 252, 191]]]
+    """
+    share = (np.nan_to_num(np.asarray(values, np.float64)) / top).clip(0, 1)
+    return mpl.colormaps[scale]((255 * share).round().astype(int), bytes=True)[..., :3]
+
+
+def picture(axes: Axes, pixels: Any, title: str = "") -> Axes:
+    """Draw an image (H, W, 3) without any axes.
 
     >>> picture(_axes(), np.zeros((2, 3, 3), np.uint8), "black").get_title("left")
     'black'
     """
-    axes.imshow(np.asarray(pixels), interpolation="nearest", vmin=low, vmax=high, cmap=scale)
+    axes.imshow(np.asarray(pixels), interpolation="nearest")
     axes.set_title(title, fontsize=11, loc="left")
     axes.set_axis_off()
     return axes

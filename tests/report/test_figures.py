@@ -1,5 +1,7 @@
 """The drawings: their colours, their size, and that matplotlib is left as it was."""
 
+import base64
+import io
 import re
 from importlib import resources
 
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from PIL import Image
 
 from lpbnn import plots
 from lpbnn.report import pictures
@@ -216,9 +219,19 @@ def test_inputs_that_correlate_stand_together() -> None:
 
 
 def test_pictures_are_small_and_keep_their_values() -> None:
-    assert pictures.picture(np.full((3, 8, 8), 200, np.uint8)).getpixel((0, 0)) == (200, 200, 200)
-    assert pictures.picture(np.full((1, 8, 8), 0.5)).getpixel((0, 0)) == (127, 127, 127)
-    assert pictures.picture(np.zeros((3, 360, 480), np.uint8)).size == (240, 180)
+    assert (pictures.picture(np.full((3, 8, 8), 200, np.uint8)) == 200).all()
+    assert (pictures.picture(np.full((1, 8, 8), 0.5)) == 127).all()
+    assert pictures.picture(np.zeros((3, 360, 480), np.uint8)).shape == (180, 240, 3)
+
+
+@pytest.mark.parametrize("colours", [3, 1000])
+def test_a_png_has_the_pixels_that_are_given(colours: int) -> None:
+    palette = np.random.default_rng(0).integers(0, 256, (colours, 3)).astype(np.uint8)
+    pixels = palette[np.arange(1200).reshape(30, 40) % colours]
+    _, _, code = pictures.data_uri(pixels).partition("base64,")
+    image = Image.open(io.BytesIO(base64.b64decode(code)))
+    assert image.mode == ("P" if colours == 3 else "RGB")
+    np.testing.assert_array_equal(np.asarray(image.convert("RGB")), pixels)
 
 
 def test_correlations_are_clear_at_zero_and_opaque_at_one() -> None:
@@ -232,15 +245,15 @@ def test_correlations_are_clear_at_zero_and_opaque_at_one() -> None:
 def test_maps_in_colours() -> None:
     colours = plots.palette(("sky", "road"), 13)
     assert len({tuple(colour) for colour in colours}) == 13
-    labels = pictures.labelled(np.array([[0, 12, 255, 13]]), colours, anomaly=13).convert("RGB")
-    found = [labels.getpixel((x, 0)) for x in range(4)]
-    assert found == [plots.STREET_COLORS["sky"], tuple(colours[12]), plots.VOID, pictures.ANOMALY]
+    found = plots.class_pixels([[0, 12, 255]], colours)[0]
+    expected = [plots.STREET_COLORS["sky"], colours[12], plots.VOID]
+    np.testing.assert_array_equal(found, np.stack(expected))
     for scale, sure in ((plots.SURE, 1.0), (plots.UNSURE, 0.0)):
-        light = pictures.shaded(np.array([[sure, 1 - sure, np.nan]]), scale=scale).convert("L")
-        assert light.getpixel((0, 0)) > 200 > 50 > light.getpixel((1, 0))  # pale is sure
+        light = plots.value_pixels([[sure, 1 - sure, np.nan]], scale=scale)[0].mean(-1)
+        assert light[0] > 200 > 50 > light[1]  # pale is sure
     mask = np.zeros((5, 6), bool)
     mask[2, 2:4] = True
-    lined = np.array(pictures.outlined(pictures.shaded(np.ones((5, 6))), mask))
+    lined = pictures.outlined(plots.value_pixels(np.ones((5, 6))), mask)
     drawn = (lined == pictures.ANOMALY).all(-1)
     assert drawn.sum() == 10
     assert not (drawn & mask).any()

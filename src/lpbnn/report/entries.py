@@ -157,17 +157,8 @@ def is_entry(path: Path) -> bool:
 
 
 def to_text(entry: Entry) -> str:
-    """JSON for people: what is flat stands on one line.
-
-    >>> print(to_text({"run": "a", "results": {"test": {"accuracy": 0.9, "ece": 0.02}}}), end="")
-    {
-     "run": "a",
-     "results": {
-      "test": {"accuracy": 0.9, "ece": 0.02}
-     }
-    }
-    """
-    return _lines(entry, "") + "\n"
+    """Return the content of an entry's file."""
+    return json.dumps(entry, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def _of_folder(folder: RunDir) -> Entry:
@@ -213,16 +204,3 @@ def _conventions(results: Entry, config: Mapping[str, Any]) -> dict[str, str]:
             str(results.get("task")), config["method_options"].get("score", "confidence")
         )
     return found
-
-
-def _lines(value: Any, indent: str) -> str:
-    items = list(value.items()) if isinstance(value, Mapping) else []
-    listed = value if isinstance(value, list) else []
-    flat = not any(isinstance(item, dict | list) for item in [*dict(items).values(), *listed])
-    if flat:
-        return json.dumps(value, allow_nan=False, ensure_ascii=False)
-    inner = indent + " "
-    texts = [f"{json.dumps(key, ensure_ascii=False)}: {_lines(v, inner)}" for key, v in items]
-    texts += [_lines(item, inner) for item in listed]
-    left, right = "{}" if items else "[]"
-    return f"{left}\n{inner}" + f",\n{inner}".join(texts) + f"\n{indent}{right}"

@@ -1,8 +1,10 @@
 """The figures of the page: what ``lpbnn.plots`` draws, of the runs of every method, as SVG."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from statistics import quantiles
 from typing import Any, NamedTuple
 
@@ -25,6 +27,7 @@ FAR = 20  # largest over least value from which an axis is logarithmic
 SHOWN_INPUTS = 20  # of a posterior's layer
 LONGEST = 34  # letters of a name beside a chart
 SETTINGS = re.compile(r" \((.*)\)$")
+PREDICTED = ("targets", "mean", "aleatoric_std", "epistemic_std")
 
 
 class Figure(NamedTuple):
@@ -58,94 +61,73 @@ class Mark(NamedTuple):
     """Said after the name."""
 
 
+Drawn = dict[str, Markup]
+"""The panel of each method, by its label."""
+
+
 def calibration(groups: Sequence[Group]) -> Panels | None:
     """Reliability diagrams, seeds pooled."""
     names = [f"reliability/{name}" for name in ("edges", "count", "accuracy", "confidence")]
-    drawn: dict[str, Markup] = {}
+    drawn: Drawn = {}
     for group in groups:
         if runs := group.with_arrays(*names):
-            with drawing(204, 204, f"Reliability diagram of {group.label}") as d:
-                axes = d.axes(26, 16, 170, 130)
-                look = {"color": colour(group.index), "label": group.label}
-                plots.reliability(axes, _pooled(runs), **look)
-            drawn[group.label] = d.svg
+            label = f"Reliability diagram of {group.label}"
+            with _panel(drawn, group, label, (204, 204), (26, 16, 170, 130)) as axes:
+                plots.reliability(axes, _pooled(runs), **_look(group))
     fewer = any(0 < len(g.with_arrays(*names)) < len(g.runs) for g in groups)
     return _panels(groups, drawn, "ece", fewer=fewer)
 
 
 def risk_coverage(groups: Sequence[Group]) -> list[Figure]:
     """The error of the most certain share of the test set, all methods in one chart."""
-    curves = {}
+    curves = []
     for group in groups:
         runs = group.with_arrays("risk/coverage", "risk/risk")
         if runs and not group.diverged:
-            coverage = runs[0].arrays["risk/coverage"]
-            parts = [
-                run.arrays["risk/risk"]
-                for run in runs
-                if len(run.arrays["risk/risk"]) == len(coverage)
-            ]
-            curves[group.label] = (group, coverage, np.mean(parts, 0))
-    if not curves:
-        return []
-    ends = [Mark(g, 100.0, 100 * float(risk[-1])) for g, _, risk in curves.values()]
-
-    def draw(axes: Axes) -> None:
-        for group, coverage, risk in curves.values():
-            look = {**line_style(group.index), "marker": "", "label": group.label}
-            plots.risk_coverage(axes, coverage, risk, color=colour(group.index), **look)
-        wrong = [float(coverage[risk > 0].min(initial=1)) for _, coverage, risk in curves.values()]
-        axes.set_xlim(10 * int(10 * min(wrong) - 1e-6), 100)  # from where anybody errs
-        worst = max(float(risk[coverage > 0.1].max()) for _, coverage, risk in curves.values())
-        axes.set_ylim(0, 105 * max(worst, 1e-4))
-
-    return [_chart("errors among them, %", ends, draw, "Errors of the most certain examples")]
+            coverage, *_ = (run.arrays["risk/coverage"] for run in runs)
+            risks = [run.arrays["risk/risk"] for run in runs]
+            alike = [risk for risk in risks if len(risk) == len(coverage)]
+            curves.append((group, coverage, np.mean(alike, 0)))
+    charts: list[Figure] = []
+    if curves:
+        ends = [Mark(group, 100.0, 100 * float(risk[-1])) for group, _, risk in curves]
+        label = "Errors of the most certain examples"
+        with _chart(charts, "errors among them, %", ends, label) as axes:
+            for group, coverage, risk in curves:
+                plots.risk_coverage(axes, coverage, risk, **_line(group))
+            wrong = min(float(coverage[risk > 0].min(initial=1)) for _, coverage, risk in curves)
+            axes.set_xlim(10 * int(10 * wrong - 1e-6), 100)  # from where anybody errs
+            worst = max(float(risk[coverage > 0.1].max()) for _, coverage, risk in curves)
+            axes.set_ylim(0, 105 * max(worst, 1e-4))
+    return charts
 
 
 def training(groups: Sequence[Group]) -> list[Figure]:
     """The logged loss of every epoch, mean over seeds, and a validation metric where there is one."""
-    charts = []
+    charts: list[Figure] = []
     for key, what in (("log/nll", "training NLL"), ("log/val_nll", "validation NLL")):
-        curves = {}
-        for group in groups:
-            rows = [_log(run, key) for run in group.runs]
-            rows = [row for row in rows if len(row)]
-            if rows:
-                epochs = max(map(len, rows))
-                table = np.full((len(rows), epochs), np.nan)
-                for place, row in zip(table, rows, strict=True):
-                    place[: len(row)] = row
-                curves[group.label] = (group, _nan_mean(table))
-        if not curves or max(len(mean) for _, mean in curves.values()) < 2:
+        rows = [(g, [row for run in g.runs if len(row := _log(run, key))]) for g in groups]
+        curves = [(group, _mean(logs)) for group, logs in rows if logs]
+        if max((len(mean) for _, mean in curves), default=0) < 2:
             continue
-        ends = [
-            Mark(g, float(len(m)), float(m[-1])) for g, m in curves.values() if np.isfinite(m[-1])
-        ]
-        values = np.concatenate([mean for _, mean in curves.values()])
-        values = values[np.isfinite(values)]
-        log = values.size > 0 and values.min() > 0 and values.max() > FAR * values.min()
-
-        def draw(axes: Axes, curves: Any = curves, log: bool = log) -> None:
-            for group, mean in curves.values():
-                look = {**line_style(group.index), "marker": "", "label": group.label}
-                x = np.arange(1, len(mean) + 1)
-                plots.curve(axes, x, mean, color=colour(group.index), **look)
+        ends = [Mark(g, float(len(m)), float(m[-1])) for g, m in curves if np.isfinite(m[-1])]
+        values = np.concatenate([mean[np.isfinite(mean)] for _, mean in curves])
+        with _chart(charts, what, ends, f"{what} by epochs") as axes:
+            for group, mean in curves:
+                plots.curve(axes, np.arange(1, len(mean) + 1), mean, **_line(group))
             axes.set_xlabel("epoch", labelpad=2)
-            if log:
+            if values.size and values.min() > 0 and values.max() > FAR * values.min():
                 axes.set_yscale("log")
                 axes.minorticks_off()
                 axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
             axes.locator_params(axis="x", nbins=6, integer=True)
-
-        charts.append(_chart(what, ends, draw, f"{what} by epochs"))
     return charts
 
 
 def corruption(groups: Sequence[Group]) -> list[Figure]:
     """Accuracy and ECE against severity."""
-    charts = []
-    for key in ("accuracy", "ece"):
-        info = METRICS[key]
+    charts: list[Figure] = []
+    for info in (METRICS["accuracy"], METRICS["ece"]):
         lines = [(g, *line) for g in groups if (line := _severities(g, info)) is not None]
         if not lines:
             return []
@@ -161,68 +143,63 @@ def corruption(groups: Sequence[Group]) -> list[Figure]:
             beyond = " ↓" if end < low else " ↑" if end > high else ""
             ends.append(Mark(group, float(x[-1]), end, beyond))
         what = _what(info)
-
-        def draw(
-            axes: Axes, lines: Any = lines, limits: Any = (low, high), what: str = what
-        ) -> None:
+        label = f"{what} against the severity of the corruption"
+        with _chart(charts, what, ends, label) as axes:
             for group, x, mean, std in lines:
-                look = {**line_style(group.index), "label": f"{group.label}, {what}"}
-                look |= {"color": colour(group.index), "names": [_level(level) for level in x]}
-                plots.curve(axes, x, mean, std, **look)
+                look = _look(group, label=f"{group.label}, {what}") | line_style(group.index)
+                plots.curve(axes, x, mean, std, names=[_level(level) for level in x], **look)
             levels = sorted({float(level) for _, x, _, _ in lines for level in x})
             axes.set_xticks(levels, [_level(level) for level in levels])
             axes.set_xlabel("severity", labelpad=2)
             axes.margins(x=0.02)
-            axes.set_ylim(*limits)
-
-        charts.append(_chart(what, ends, draw, f"{what} against the severity of the corruption"))
+            axes.set_ylim(low, high)
     return charts
+
+
+Measured = tuple[MetricInfo, tuple[str, ...]]
+"""A metric and its path in the results."""
 
 
 def trade_offs(groups: Sequence[Group]) -> list[Figure]:
     """Accuracy against ECE, the AUROC of each set never seen, and cE; RMSE against NLL."""
     regression = groups[0].runs[0].data.task == "regression"
     key, first = ("rmse", "nll") if regression else ("accuracy", "ece")
+    charts: list[Figure] = []
     across = (METRICS[key], ("test", key))
-    measured = [("", METRICS[first], ("test", first))]
-    measured += [
-        (tables.PIXELS.get(name, name), METRICS["auroc"], ("ood", name, "auroc"))
-        for name in tables.measured_on(groups, "ood")
-    ]
-    measured.append(("", METRICS["ce"], ("corruption", "ce")))
-    charts = (trade_off(groups, across, (info, path), above=name) for name, info, path in measured)
-    return [chart for chart in charts if chart is not None]
+    trade_off(charts, groups, across, (METRICS[first], ("test", first)))
+    for name in tables.measured_on(groups, "ood"):
+        auroc = (METRICS["auroc"], ("ood", name, "auroc"))
+        trade_off(charts, groups, across, auroc, above=tables.PIXELS.get(name, name))
+    trade_off(charts, groups, across, (METRICS["ce"], ("corruption", "ce")))
+    return charts
 
 
 def costs(groups: Sequence[Group]) -> list[Figure]:
     """The main metric against the time of training, of a prediction, and against parameters."""
-    key = next(
-        (k for k in ("miou", "accuracy", "rmse") if any(g.values("test", k)[0] for g in groups)), ""
-    )
-    if not key:
-        return []
-    paths = {
-        "train/seconds": "training time, s",
-        "cost/predict_seconds_per_1000": "prediction of 1,000 examples, s",
-    }
-    charts = (
-        trade_off(
-            groups, (COSTS[path], tuple(path.split("/"))), (METRICS[key], ("test", key)), along
-        )
-        for path, along in paths.items()
-    )
-    return [chart for chart in charts if chart is not None]
-
-
-Measured = tuple[MetricInfo, tuple[str, ...]]
+    keys = [k for k in ("miou", "accuracy", "rmse") if any(g.values("test", k)[0] for g in groups)]
+    charts: list[Figure] = []
+    for key in keys[:1]:
+        for path, along in (
+            ("train/seconds", "training time, s"),
+            ("cost/predict_seconds_per_1000", "prediction of 1,000 examples, s"),
+        ):
+            across = (COSTS[path], tuple(path.split("/")))
+            trade_off(charts, groups, across, (METRICS[key], ("test", key)), along)
+    return charts
 
 
 def trade_off(
-    groups: Sequence[Group], across: Measured, up: Measured, along: str = "", above: str = ""
-) -> Figure | None:
-    """One number against another, every method that trained a point; None of fewer than two.
+    charts: list[Figure],
+    groups: Sequence[Group],
+    across: Measured,
+    up: Measured,
+    along: str = "",
+    above: str = "",
+) -> None:
+    """Add a chart of one number against another, every method that trained a point, two at least.
 
     Args:
+        charts: to add to.
         groups: the methods.
         across: metric and path of the x axis.
         up: the same of the y axis.
@@ -231,34 +208,32 @@ def trade_off(
     """
     points = [(g, *found) for g in groups if (found := _point(g, across, up)) is not None]
     if len(points) < 2:
-        return None
+        return
     what = f"{above} {_what(up[0])}".strip()
-    name = across[0].title.lower() if across[0].title.istitle() else across[0].title
+    info = across[0]
+    name = info.title.lower() if info.title.istitle() else info.title
     xs, ys = [p[1] for p in points], [p[2] for p in points]
-    log = isinstance(across[0], tables.Quantity) and min(xs) > 0 and max(xs) > 5 * min(xs)
+    log = isinstance(info, tables.Quantity) and min(xs) > 0 and max(xs) > 5 * min(xs)
     low, high = limits(xs, [p[3] for p in points])
     if log:
         low, high = 0.7 * min(x - dx if dx < x else x for _, x, _, dx, _ in points), 1.3 * max(xs)
     bottom, top = limits(ys, [p[4] for p in points])
-    marks = []
-    for group, x, y, _, _ in points:
-        inside = low <= x <= high and bottom <= y <= top
-        more = "" if inside else f" ({x:.1f}, {y:.3f})"
-        marks.append(Mark(group, x if inside else None, y, more))
-
-    def draw(axes: Axes) -> None:
+    inside = [p for p in points if low <= p[1] <= high and bottom <= p[2] <= top]
+    marks = [
+        Mark(g, x, y) if (g, x, y, *stds) in inside else Mark(g, None, y, f" ({x:.1f}, {y:.3f})")
+        for g, x, y, *stds in points
+    ]
+    with _chart(charts, what, marks, f"{what} against {along or name}") as axes:
         axes.set_xscale("log" if log else "linear")
         axes.set(xlim=(low, high), ylim=(bottom, top))
-        for group, x, y, dx, dy in points:
-            if not (low <= x <= high and bottom <= y <= top):
-                continue
+        for group, x, y, dx, dy in inside:
             told = f"{group.label}: {along or name} {x:.2f}" + f" ± {dx:.2f}" * bool(dx)
-            told = f"{told} {across[0].unit}".rstrip()
+            told = f"{told} {info.unit}".rstrip()
             told += f", {what} {y:.4f}" + f" ± {dy:.4f}" * bool(dy)
-            look = {"color": colour(group.index), "marker": marker(group.index), "label": told}
+            look = _look(group, marker=marker(group.index), label=told)
             plots.trade_off(axes, x, y, dx if dx < x else 0.0, dy, **look)
-        better = "→" if across[0].direction == "higher" else "←"
-        unit = f", {across[0].unit}" * bool(across[0].unit)
+        better = "→" if info.direction == "higher" else "←"
+        unit = f", {info.unit}" * bool(info.unit)
         axes.set_xlabel(f"{along or name + unit} {better}", labelpad=2)
         axes.grid(axis="x", linewidth=0.8)
         if log:
@@ -271,8 +246,6 @@ def trade_off(
         else:
             axes.locator_params(nbins=5)
             axes.ticklabel_format(useOffset=False)  # whole numbers, however close they are
-
-    return _chart(what, marks, draw, f"{what} against {along or name}")
 
 
 def limits(values: Sequence[float], spreads: Sequence[float] = ()) -> tuple[float, float]:
@@ -303,20 +276,26 @@ def detection(groups: Sequence[Group]) -> list[Panels]:
     """The distribution of the score that the AUROC is of, on the test set and on each other set."""
     found = []
     for name in tables.measured_on(groups, "ood"):
-        pairs = {g.label: (g, pair) for g in groups if (pair := score_samples(g, name)) is not None}
-        look = _score_axes(pairs)
-        drawn: dict[str, Markup] = {}
-        for label, (group, pair) in pairs.items():
-            what, shown = look[label]
-            with drawing(204, 128, f"Out-of-distribution scores of {label}: {what}") as d:
-                axes = d.axes(26, 6, 170, 86)
-                plots.ood_scores(axes, *pair, color=colour(group.index), label=label, **shown)
+        pairs = [(g, pair) for g in groups if (pair := score_samples(g, name)) is not None]
+        # One axis for all that have the usual score; a method's own, and a diverged one, has its own.
+        alike = [g.label for g, _ in pairs if tables.own_score(g) is None and not g.diverged]
+        shared = [part for g, pair in pairs if g.label in alike for part in pair]
+        drawn: Drawn = {}
+        for group, pair in pairs:
+            own = tables.own_score(group)
+            what = f"own score: {own}" if own else "1 - largest probability"
+            if group.runs[0].data.task == "regression":
+                what = "predicted standard deviation"
+            parts = shared if group.label in alike else pair
+            low, high = _score_limits(parts, positive=own is None)
+            shown = {"limits": (low, high), "log": low > 0 and high > FAR * low}
+            label = f"Out-of-distribution scores of {group.label}: {what}"
+            with _panel(drawn, group, label, (204, 128), (26, 6, 170, 86)) as axes:
+                plots.ood_scores(axes, *pair, **_look(group, **shown))
                 axes.set_xlabel(what, labelpad=0)
-            drawn[label] = d.svg
         fewer = any(0 < len(_scored(g, name)) < len(g.runs) for g in groups)
         panels = _panels(groups, drawn, "auroc", "ood", name, fewer=fewer, about={"set": name})
-        if panels is not None:
-            found.append(panels)
+        found += [panels] if panels is not None else []
     return found
 
 
@@ -326,17 +305,20 @@ def score_samples(group: Group, name: str) -> tuple[np.ndarray, np.ndarray] | No
     A record that was kept without its scores has a histogram of the confidence: that gives the usual score,
     and says nothing of a method's own.
     """
-    runs = _scored(group, name)
-    if not runs:
+    pairs = _scored(group, name)
+    if not pairs:
         return None
-    inside, outside = (
-        np.concatenate([s for run in runs if (s := _scores(run, where)) is not None])
-        for where in ("test", f"ood/{name}")
-    )
+    inside, outside = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
     if group.runs[0].data.task == "regression":  # scores are variances of the standardised target
         scale = group.runs[0].data.target_std
         return scale * np.sqrt(inside), scale * np.sqrt(outside)
     return inside, outside
+
+
+def _scored(group: Group, name: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The scores on the test set and on the set ``name`` of every run that has both."""
+    pairs = [(_scores(run, "test"), _scores(run, f"ood/{name}")) for run in group.runs]
+    return [(a, b) for a, b in pairs if a is not None and b is not None]
 
 
 def _scores(run: Run, where: str) -> np.ndarray | None:
@@ -353,34 +335,12 @@ def _scores(run: Run, where: str) -> np.ndarray | None:
     return score_quantiles(np.repeat(1 - edges[1:], counts))
 
 
-def _scored(group: Group, name: str) -> list[Run]:
-    """The runs whose score can be drawn."""
-    places = ("test", f"ood/{name}")
-    return [run for run in group.runs if all(_scores(run, p) is not None for p in places)]
-
-
-def _score_axes(
-    found: Mapping[str, tuple[Group, tuple[np.ndarray, np.ndarray]]],
-) -> dict[str, tuple[str, dict[str, Any]]]:
-    """One axis for all that have the usual score; a method's own, and a diverged one, has its own."""
-    alike = {
-        label: pair
-        for label, (group, pair) in found.items()
-        if tables.own_score(group) is None and not group.diverged
-    }
-    axes = {}
-    for label, (group, pair) in found.items():
-        own = tables.own_score(group)
-        parts = [part for both in (alike.values() if label in alike else [pair]) for part in both]
-        low = min(float(np.quantile(part, 0.005)) for part in parts)
-        high = max(float(np.quantile(part, 0.995)) for part in parts)
-        name = f"own score: {own}" if own else "1 - largest probability"
-        if group.runs[0].data.task == "regression":
-            name = "predicted standard deviation"
-        low = max(low, 1e-4 * high) if own is None else low
-        high = high if high > low else low + 1e-6
-        axes[label] = (name, {"limits": (low, high), "log": low > 0 and high > FAR * low})
-    return axes
+def _score_limits(parts: Sequence[np.ndarray], positive: bool) -> tuple[float, float]:
+    """The middle 99 % of all parts, over at most four powers of ten if scores are positive."""
+    low = min(float(np.quantile(part, 0.005)) for part in parts)
+    high = max(float(np.quantile(part, 0.995)) for part in parts)
+    low = max(low, 1e-4 * high) if positive else low
+    return low, high if high > low else low + 1e-6
 
 
 class Predicted(NamedTuple):
@@ -398,72 +358,66 @@ def predicted(run: Run, where: str) -> Predicted | None:
     mean = run.arrays.get(f"{where}/mean")
     if mean is None or mean.size != len(mean):
         return None
-    names = ("targets", "mean", "aleatoric_std", "epistemic_std")
-    targets, mean, aleatoric, epistemic = (
-        run.arrays[f"{where}/{name}"].reshape(-1).astype(np.float64) for name in names
+    targets, mean, aleatoric, epistemic, inputs = (
+        run.arrays[f"{where}/{name}"].reshape(-1).astype(np.float64)
+        for name in (*PREDICTED, "inputs")
     )
-    inputs = run.arrays[f"{where}/inputs"]
-    x = inputs.reshape(-1).astype(np.float64) if inputs.size == len(inputs) else None
+    x = inputs if inputs.size == mean.size else None
     return Predicted(targets, mean, np.hypot(aleatoric, epistemic), epistemic, x)
 
 
 def predictions(groups: Sequence[Group]) -> Panels | None:
     """Regression: the curve where there is one input, otherwise predictions against targets."""
     found = _predicted(groups)
-    if not found:
-        return None
-    drawn: dict[str, Markup] = {}
+    drawn: Drawn = {}
     if any(test.x is None for _, test in found):
         for group, test in found:
-            with drawing(204, 196, f"Predictions of {group.label} against the targets") as d:
-                look: dict[str, Any] = {"color": colour(group.index), "label": group.label}
-                plots.parity(d.axes(36, 8, 160, 150), *test[:3], **look)
-            drawn[group.label] = d.svg
+            label = f"Predictions of {group.label} against the targets"
+            with _panel(drawn, group, label, (204, 196), (36, 8, 160, 150)) as axes:
+                plots.parity(axes, *test[:3], **_look(group))
         return _panels(groups, drawn, "rmse", about={"curve": False})
-    outside = {
+    parts = {
         group.label: [
-            part
-            for name in group.shown.at("ood") or {}
-            if (part := predicted(group.shown, f"ood/{name}"))
+            test,
+            *(
+                part
+                for name in group.shown.at("ood") or {}
+                if (part := predicted(group.shown, f"ood/{name}"))
+            ),
         ]
-        for group, _ in found
+        for group, test in found
     }
-    targets = np.concatenate(
-        [part.targets for g, test in found for part in (test, *outside[g.label])]
-    )
-    air = 0.25 * float(np.ptp(targets))
     trained = False
     for group, test in found:
-        parts = (test, *outside[group.label])
-        x, mean, std, epistemic, shown = (
-            np.concatenate([getattr(part, name) for part in parts])
-            for name in ("x", "mean", "std", "epistemic", "targets")
+        targets, mean, std, epistemic, x = map(
+            np.concatenate, zip(*parts[group.label], strict=True)
         )
-        train = [group.shown.arrays.get(f"train/{name}") for name in ("inputs", "targets")]
-        points = None if train[0] is None or train[1] is None else (train[0], train[1])
-        trained |= points is not None
-        with drawing(300, 200, f"Prediction of {group.label} along its input") as d:
-            axes = d.axes(38, 8, 254, 160)
-            look = {"color": colour(group.index), "label": group.label, "train": points}
-            plots.regression_band(axes, x, mean, std, epistemic, targets=shown, **look)
-            axes.set_ylim(float(targets.min()) - air, float(targets.max()) + air)
-            if len(parts) > 1 and test.x is not None:
+        arrays = group.shown.arrays
+        points = None
+        if "train/inputs" in arrays and "train/targets" in arrays:
+            points = (arrays["train/inputs"], arrays["train/targets"])
+            trained = True
+        label = f"Prediction of {group.label} along its input"
+        with _panel(drawn, group, label, (300, 200), (38, 8, 254, 160)) as axes:
+            look = _look(group, targets=targets, train=points)
+            plots.regression_band(axes, x, mean, std, epistemic, **look)
+            everything = [part.targets for both in parts.values() for part in both]
+            low, high = min(map(np.min, everything)), max(map(np.max, everything))
+            axes.set_ylim(low - 0.25 * (high - low), high + 0.25 * (high - low))
+            if len(parts[group.label]) > 1 and test.x is not None:
+                grey = axes.xaxis.label.get_color()
                 for edge in (test.x.min(), test.x.max()):
-                    axes.axvline(
-                        edge, color=axes.xaxis.label.get_color(), linewidth=0.8, dashes=(4, 3)
-                    )
-        drawn[group.label] = d.svg
+                    axes.axvline(edge, color=grey, linewidth=0.8, dashes=(4, 3))
     return _panels(groups, drawn, "nll", kind="wide", about={"curve": True, "train": trained})
 
 
 def intervals(groups: Sequence[Group]) -> Panels | None:
     """Regression: are the intervals as wide as they should be?"""
-    drawn: dict[str, Markup] = {}
+    drawn: Drawn = {}
     for group, test in _predicted(groups):
-        with drawing(204, 196, f"Calibration of the intervals of {group.label}") as d:
-            look = {"color": colour(group.index), "label": group.label}
-            plots.interval_calibration(d.axes(36, 18, 160, 140), *test[:3], **look)
-        drawn[group.label] = d.svg
+        label = f"Calibration of the intervals of {group.label}"
+        with _panel(drawn, group, label, (204, 196), (36, 18, 160, 140)) as axes:
+            plots.interval_calibration(axes, *test[:3], **_look(group))
     return _panels(groups, drawn, "coverage")
 
 
@@ -489,7 +443,7 @@ def posterior(groups: Sequence[Group]) -> list[Posterior]:
             continue
         matrix, mean, std = (arrays[f"posterior/{key}"] for key in ("correlation", "mean", "std"))
         layer = str(arrays["posterior/layer"])
-        with drawing(300, 320, f"Correlation matrix of {layer}") as correlation:
+        with drawing(300, 320, f"Correlation matrix of {layer}, {group.label}") as correlation:
             plots.posterior_correlation(correlation.axes(30, 8, 250, 250), matrix)
         # Many members need wide columns: their dots would cover each other.
         order = plots.similar_first(matrix)
@@ -525,8 +479,9 @@ def shortened(label: str) -> str:
     return SETTINGS.sub(values, label)
 
 
-def _chart(what: str, marks: Sequence[Mark], draw: Callable[[Axes], None], label: str) -> Figure:
-    """A chart of several methods: ``what`` above its y axis, every method named at the right."""
+@contextmanager
+def _chart(charts: list[Figure], what: str, marks: Sequence[Mark], label: str) -> Iterator[Axes]:
+    """Add a chart of several methods: ``what`` above its y axis, every method named at the right."""
     names = []
     for mark in marks:
         name = mark.group.label if len(mark.group.label) < LONGEST else shortened(mark.group.label)
@@ -535,22 +490,28 @@ def _chart(what: str, marks: Sequence[Mark], draw: Callable[[Axes], None], label
     height = max(235, 14 * len(marks) + 70)
     with drawing(440, height, label) as d:
         axes = d.axes(40, 18, 400 - beside, height - 58)
-        draw(axes)
+        yield axes
         axes.grid(axis="y", linewidth=0.8)
         axes.set_axisbelow(True)
         plots.above(axes, what)
         places = [(mark.x, mark.y) for mark in marks]
         colours = [colour(mark.group.index) for mark in marks]
         plots.name_beside(axes, names, places, colours, [marker(m.group.index) for m in marks])
-    return Figure(d.svg)
+    charts.append(Figure(d.svg))
 
 
-def _what(info: MetricInfo) -> str:
-    return f"{info.title}{f', {info.unit}' * bool(info.unit)} {info.arrow}"
+@contextmanager
+def _panel(
+    drawn: Drawn, group: Group, label: str, size: tuple[int, int], box: tuple[int, int, int, int]
+) -> Iterator[Axes]:
+    """Add the panel of one method, of a size in pixels, with axes in a box of it."""
+    with drawing(*size, label) as d:
+        yield d.axes(*box)
+    drawn[group.label] = d.svg
 
 
 def _panels(
-    groups: Sequence[Group], drawn: Mapping[str, Markup], key: str, *where: str, **more: Any
+    groups: Sequence[Group], drawn: Drawn, key: str, *where: str, **more: Any
 ) -> Panels | None:
     """A panel per method with its number; a method that has none is named below."""
     if not drawn:
@@ -568,6 +529,20 @@ def _panels(
     return Panels(figures, note=note, **more)
 
 
+def _look(group: Group, **more: Any) -> dict[str, Any]:
+    """Colour and name of a method, for every function of ``lpbnn.plots``."""
+    return {"color": colour(group.index), "label": group.label, **more}
+
+
+def _line(group: Group) -> dict[str, Any]:
+    """The same for a line without markers."""
+    return _look(group, **line_style(group.index)) | {"marker": ""}
+
+
+def _what(info: MetricInfo) -> str:
+    return f"{info.title}{f', {info.unit}' * bool(info.unit)} {info.arrow}"
+
+
 def _pooled(runs: Sequence[Run]) -> ReliabilityBins:
     """The bins of several seeds as one diagram."""
     edges, counts, accuracy, confidence = (
@@ -579,6 +554,14 @@ def _pooled(runs: Sequence[Run]) -> ReliabilityBins:
     return ReliabilityBins(*map(torch.from_numpy, (edges[0], *parts, total)))
 
 
+def _shown(group: Group, info: MetricInfo, path: Sequence[str]) -> tuple[float, float]:
+    """Mean and deviation over seeds as they are shown; NaN for what is not known."""
+    cell = Cell.of(group.values(*path))
+    factor = 100 if info.percent else 1
+    mean, std = (np.nan if value is None else factor * value for value in (cell.mean, cell.std))
+    return mean, std
+
+
 def _severities(group: Group, info: MetricInfo) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """Severities (0 is the clean test set), means and deviations of a metric as it is shown."""
     levels = sorted(
@@ -586,11 +569,9 @@ def _severities(group: Group, info: MetricInfo) -> tuple[np.ndarray, np.ndarray,
     )
     if not levels:
         return None
-    cells = [Cell.of(group.values("test", info.key))]
-    cells += [Cell.of(group.values("corruption", "severities", str(n), info.key)) for n in levels]
-    factor = 100 if info.percent else 1
-    mean = np.array([np.nan if cell.mean is None else factor * cell.mean for cell in cells])
-    std = np.array([np.nan if cell.std is None else factor * cell.std for cell in cells])
+    paths = [("test", info.key)]
+    paths += [("corruption", "severities", str(level), info.key) for level in levels]
+    mean, std = np.array([_shown(group, info, path) for path in paths]).T
     return np.array([0, *levels]), mean, std
 
 
@@ -602,15 +583,10 @@ def _point(
     group: Group, across: Measured, up: Measured
 ) -> tuple[float, float, float, float] | None:
     """Means and deviations (0 of one run), as they are shown."""
-    if group.diverged:
+    (x, dx), (y, dy) = (_shown(group, info, path) for info, path in (across, up))
+    if group.diverged or np.isnan(x + y):
         return None
-    cells = [Cell.of(group.values(*path)) for _, path in (across, up)]
-    if any(cell.mean is None for cell in cells):
-        return None
-    factors = [100 if info.percent else 1 for info, _ in (across, up)]
-    x, y = (factor * (cell.mean or 0.0) for factor, cell in zip(factors, cells, strict=True))
-    dx, dy = (factor * (cell.std or 0.0) for factor, cell in zip(factors, cells, strict=True))
-    return x, y, dx, dy
+    return x, y, float(np.nan_to_num(dx)), float(np.nan_to_num(dy))
 
 
 def _log(run: Run, key: str) -> np.ndarray:
@@ -621,12 +597,12 @@ def _log(run: Run, key: str) -> np.ndarray:
     return np.zeros(0) if found is None else found
 
 
-def _nan_mean(table: np.ndarray) -> np.ndarray:
-    known = np.isfinite(table)
-    total = np.where(known, table, 0).sum(0)
-    return np.where(known.any(0), total / np.maximum(known.sum(0), 1), np.nan)
+def _mean(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """The mean over rows of several lengths of what is finite in each place, otherwise NaN."""
+    table = np.ma.masked_invalid(list(zip_longest(*rows, fillvalue=np.nan)))
+    return table.mean(1).filled(np.nan)
 
 
-def _predicted(groups: Iterable[Group]) -> list[tuple[Group, Predicted]]:
+def _predicted(groups: Sequence[Group]) -> list[tuple[Group, Predicted]]:
     found = ((group, predicted(group.shown, "test")) for group in groups)
     return [(group, test) for group, test in found if test is not None]

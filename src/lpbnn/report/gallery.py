@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup
-from PIL import Image
 
 from lpbnn import plots
 from lpbnn.report import pictures
@@ -198,10 +197,9 @@ def _scene(
     strange = truth == look.anomaly if look.anomaly is not None else np.zeros_like(truth, bool)
     image = pictures.picture(pictures.thinned(run.arrays[f"{kind}/images"][place]))
     share = f", {100 * strange.mean():.1f} % anomalous" if strange.any() else ""
-    shown = [
-        _map(image, "input", look),
-        _map(pictures.labelled(truth, look.colours, look.anomaly), "truth", look),
-    ]
+    labels = plots.class_pixels(truth, look.colours)
+    labels[strange] = pictures.ANOMALY
+    shown = [_map(image, "input", look), _map(labels, "truth", look)]
     maps = {
         words: [_said(group.shown, kind, key, name, look, strange) for group in groups]
         for name, words in MAPS.items()
@@ -218,24 +216,25 @@ def _said(
         return ""
     values = pictures.thinned(values)
     if name == "predicted":
-        made = pictures.labelled(values, look.colours)
+        made = plots.class_pixels(values, look.colours)
     elif name == "confidence":
-        made = pictures.shaded(values)
+        made = plots.value_pixels(values)
     elif not values.any():
         single = run.at("cost", "members") == 1
         return "none: it is one network" if single else "0: its members agree"
     else:
-        made = pictures.shaded(values, look.top, plots.UNSURE)
-    outline = strange if strange.shape == values.shape else np.zeros_like(values, bool)
-    return _map(pictures.outlined(made, outline), MAPS[name], look)
+        made = plots.value_pixels(values, look.top, plots.UNSURE)
+    if strange.shape == values.shape:
+        made = pictures.outlined(made, strange)
+    return _map(made, MAPS[name], look)
 
 
-def _map(made: Image.Image, what: str, look: _Look) -> Picture:
-    return Picture(pictures.data_uri(made), what, made.width < look.width, look.width)
+def _map(pixels: np.ndarray, what: str, look: _Look) -> Picture:
+    return Picture(pictures.data_uri(pixels), what, pixels.shape[1] < look.width, look.width)
 
 
 def _scale(what: str, scale: str, high: str) -> tuple[str, str, str, Picture]:
-    ramp = pictures.shaded(np.linspace(0, 1, 128)[None].repeat(2, 0), scale=scale)
+    ramp = plots.value_pixels(np.linspace(0, 1, 128)[None].repeat(2, 0), scale=scale)
     return what, "0", high, Picture(pictures.data_uri(ramp), f"from 0 to {high}")
 
 

@@ -4,7 +4,6 @@ Figures are drawn in stand-in colours, which become CSS variables; what a colour
 sheet says, once for light and once for dark. One unit of a figure is one CSS pixel.
 """
 
-import hashlib
 import io
 import re
 from collections.abc import Iterator
@@ -24,12 +23,11 @@ INK, MUTED, LINE, PAPER = "#010101", "#010102", "#010103", "#010104"
 NAMES = ("", "ink", "muted", "line", "paper")  # by the last byte of the four
 _STAND_IN = re.compile(r"#01(01|02)([0-9a-f]{2})")
 _NUMBER = re.compile(r"-?\d+\.\d+")
-_REFERENCE = re.compile(r'(url\(#|^#|href="#)([^")]+)')
+_REFERENCE = re.compile(r'(?:url\(|href=")#([^")]+)')
 _COMMAND = re.compile(r" ?([A-Za-z]) ?")
 _FONT = re.compile(r"font-family:[^;]*;? ?")
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: the page's own font, selectable
-    "svg.hashsalt": "lpbnn",
     "text.parse_math": False,  # names are shown as they are
     "font.size": 10.5,
     "text.color": INK,
@@ -88,7 +86,8 @@ def drawing(width: float, height: float, label: str) -> Iterator[Drawing]:
     # The settings of whoever calls are put back; matplotlib has no other way to choose them.
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_STYLE)
+        # Clips and markers are named by a hash of this and of what they are: no two meet on a page.
+        matplotlib.rcParams.update({**_STYLE, "svg.hashsalt": label})
         made = Drawing(width, height)
         yield made
         buffer = io.BytesIO()
@@ -97,28 +96,9 @@ def drawing(width: float, height: float, label: str) -> Iterator[Drawing]:
 
 
 def _inline(source: bytes, made: Drawing, label: str) -> str:
-    """The drawing alone: no namespaces, names of its own, few digits, the page's colours."""
+    """The drawing alone: no namespaces, no groups without a use, few digits, the page's colours."""
     root = ElementTree.fromstring(source)
-    # A name in one drawing must not meet the same name in another on the page.
-    prefix = "d" + hashlib.sha256(source + label.encode()).hexdigest()[:8]
-    named = {name for _, name in _REFERENCE.findall(source.decode())}
-    for node in list(root.iter()):
-        node.tag = node.tag.rpartition("}")[2]
-        node.tail = None
-        title = node.get("id", "")
-        if node.tag != "text":
-            node.text = None
-        node.attrib = {
-            key.rpartition("}")[2]: _rewritten(key, value, prefix)
-            for key, value in node.attrib.items()
-            if not value.startswith((TITLE, "rotate(-0 ")) and (key != "id" or value in named)
-        }
-        if title.startswith(TITLE):
-            told = ElementTree.Element("title")
-            told.text = title.removeprefix(TITLE)
-            node.insert(0, told)
-            node.set("class", "mark")
-    root[:] = _needed(root)
+    _clean(root, set(_REFERENCE.findall(source.decode())))
     root.attrib = {
         "viewBox": f"0 0 {made.width:g} {made.height:g}",
         "role": "img",
@@ -128,17 +108,41 @@ def _inline(source: bytes, made: Drawing, label: str) -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def _rewritten(key: str, value: str, prefix: str) -> str:
-    """An attribute's value with short numbers, the page's colours and the drawing's own names."""
-    if key == "id":
-        return f"{prefix}-{value}"
+def _clean(node: ElementTree.Element, used: set[str]) -> None:
+    """Drop names outside of ``used`` and what draws nothing; make titles of the marks' names."""
+    title = node.get("id", "")
+    node.tag, node.tail = node.tag.rpartition("}")[2], None
+    node.text = node.text if node.tag == "text" else None
+    node.attrib = {
+        key.rpartition("}")[2]: _rewritten(key, value)
+        for key, value in node.attrib.items()
+        if not value.startswith((TITLE, "rotate(-0 ")) and (key != "id" or value in used)
+    }
+    children: list[ElementTree.Element] = []
+    for child in node:
+        _clean(child, used)
+        if child.tag == "g" and not child.attrib:
+            children += child
+        elif (child.tag == "defs" and not len(child)) or child.get("style") == "fill:none":
+            continue
+        elif child.tag not in ("metadata", "style"):
+            children.append(child)
+    node[:] = children
+    if title.startswith(TITLE):
+        told = ElementTree.Element("title")
+        told.text = title.removeprefix(TITLE)
+        node.insert(0, told)
+        node.set("class", "mark")
+
+
+def _rewritten(key: str, value: str) -> str:
+    """An attribute's value with short numbers and the page's colours."""
     if key == "style":
         value = _STAND_IN.sub(_variable, _FONT.sub("", value))
-        value = value.replace("; ", ";").replace(": ", ":")
-    elif key in ("d", "points", "transform", "x", "y", "width", "height"):
+        return value.replace("; ", ";").replace(": ", ":")
+    if key in ("d", "points", "x", "y", "width", "height"):
         value = " ".join(_NUMBER.sub(_short, value).split())
-        value = _COMMAND.sub(r"\1", value) if key == "d" else value
-    return _REFERENCE.sub(rf"\g<1>{prefix}-\2", value)
+    return _COMMAND.sub(r"\1", value) if key == "d" else value
 
 
 def _variable(found: re.Match[str]) -> str:
@@ -147,18 +151,4 @@ def _variable(found: re.Match[str]) -> str:
 
 
 def _short(found: re.Match[str]) -> str:
-    return f"{float(found[0]):.2f}".rstrip("0").rstrip(".")
-
-
-def _needed(node: ElementTree.Element) -> list[ElementTree.Element]:
-    """The children without what draws nothing: groups around nothing said, boxes without paint."""
-    kept: list[ElementTree.Element] = []
-    for child in node:
-        child[:] = _needed(child)
-        if child.tag == "g" and not child.attrib:
-            kept += list(child)
-            continue
-        invisible = child.tag in ("metadata", "style") or child.get("style") == "fill:none"
-        if not invisible and (child.tag != "defs" or len(child)):
-            kept.append(child)
-    return kept
+    return f"{float(found[0]):.1f}".removesuffix(".0")
