@@ -4,7 +4,8 @@
     plots.reliability(axes, lpbnn.metrics.reliability(p.probs, y), label="LP-BNN")
 
 ============================  ======================================================================
-classification                ``reliability``, ``risk_coverage``, ``ood_scores``, ``member_bars``
+classification                ``reliability``, ``risk_coverage``, ``ood_scores``, ``member_bars``,
+                              ``decision_map``
 regression                    ``regression_band``, ``parity``, ``interval_calibration``
 segmentation                  ``class_map``, ``value_map``
 posterior                     ``posterior_correlation``, ``posterior_factors``
@@ -21,12 +22,15 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+import torch
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize
 
 from lpbnn.metrics.calibration import ReliabilityBins
+from lpbnn.model import UncertainModel
+from lpbnn.predict import predict
 
 TITLE = "title:"  # what a gid of a mark starts with
 FEW = 10  # examples of a bin: fewer say little, and their bar is pale
@@ -544,6 +548,63 @@ def strongest(matrix: Any) -> float:
     pairs = values[~np.eye(len(values), dtype=bool)]
     high = float(np.quantile(pairs, 0.99)) if pairs.size else 1.0
     return next((step for step in (0.05, 0.1, 0.2, 0.3, 0.5, 0.7) if step >= high), 1.0)
+
+
+def decision_map(
+    axes: Axes,
+    model: UncertainModel,
+    x: Any,
+    y: Any,
+    *,
+    show: str = "epistemic",
+    margin: float = 1.0,
+    points: int = 100,
+    samples: int = 4,
+    seed: int = 0,
+) -> Axes:
+    """Draw an uncertainty over the plane around two-dimensional examples, and the examples by class.
+
+    Args:
+        axes: to draw into.
+        model: a classifier of two numbers.
+        x: examples (B, 2).
+        y: their labels (B,).
+        show: a name of ``Prediction``: "epistemic", "aleatoric", "total" or "confidence".
+        margin: how far the plane goes beyond the examples, as a multiple of their range.
+        points: of the grid in each direction.
+        samples: draws of each member.
+        seed: of the draws.
+
+    >>> from torch import nn
+    >>> import lpbnn
+    >>> model = lpbnn.build(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2)), num_data=2)
+    >>> len(decision_map(_axes(), model, [[0.0, 1.0], [1.0, 0.0]], [0, 1], points=5).images)
+    1
+    """
+    x, y = np.asarray(x, np.float32), np.asarray(y)
+    if x.ndim != 2 or x.shape[1] != 2:
+        raise ValueError(f"decision_map draws a plane: expected x of shape (B, 2), got {x.shape}.")
+    low, high = x.min(0), x.max(0)
+    low, high = low - margin * (high - low), high + margin * (high - low)
+    across, up = np.meshgrid(*(np.linspace(a, b, points) for a, b in zip(low, high, strict=True)))
+    grid = torch.from_numpy(np.stack([across.ravel(), up.ravel()], 1).astype(np.float32))
+    like = next(model.parameters())
+    p = predict(model, grid.to(like), samples=samples, seed=seed, keep_members=False)
+    top = 1.0 if show == "confidence" else float(np.log(p.probs.shape[-1]))
+    values = getattr(p, show).float().cpu().numpy().reshape(points, points)
+    axes.imshow(
+        values,
+        origin="lower",
+        extent=(low[0], high[0], low[1], high[1]),
+        aspect="auto",
+        interpolation="bilinear",
+        cmap=SURE if show == "confidence" else UNSURE,
+        vmin=0,
+        vmax=top,
+    )
+    for label in np.unique(y):
+        axes.plot(*x[y == label].T, ".", markersize=2, color=f"C{int(label)}")
+    return axes
 
 
 def posterior_correlation(axes: Axes, matrix: Any) -> Axes:
