@@ -166,9 +166,14 @@ class Transform(nn.Module):
             inside_y, inside_x = (y >= 0) & (y < height), (x >= 0) & (x < width)
             keep = (inside_y[:, :, None] & inside_x[:, None, :])[:, None]
             y, x = y.clamp(0, height - 1), x.clamp(0, width - 1)
-        picture = torch.arange(len(images), device=images.device)[:, None, None, None]
-        channel = torch.arange(images.shape[1], device=images.device)[:, None, None]
-        return images[picture, channel, y[:, None, :, None], x[:, None, None, :]], keep
+        return pick(images, y, x), keep
+
+
+def pick(images: Tensor, y: Tensor, x: Tensor) -> Tensor:
+    """The pixels of images (B, C, H, W) at rows y (B, h) and columns x (B, w): (B, C, h, w)."""
+    picture = torch.arange(len(images), device=images.device)[:, None, None, None]
+    channel = torch.arange(images.shape[1], device=images.device)[:, None, None]
+    return images[picture, channel, y[:, None, :, None], x[:, None, None, :]]
 
 
 def _reflect(index: Tensor, size: int, pad: int) -> Tensor:

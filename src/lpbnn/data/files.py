@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from lpbnn.data._examples import Dataset, Examples, Index, Pair, widened
@@ -38,15 +38,6 @@ GREY = ("1", "L", "LA")  # Pillow's modes without colour
 DEEP = ("I", "I;16", "I;16B", "I;16L", "F")  # a conversion to 8 bits would clip, not scale
 ORIENTATION = 0x0112  # the EXIF tag
 BICUBIC, BILINEAR = Image.Resampling.BICUBIC, Image.Resampling.BILINEAR
-UPRIGHT = {  # what undoes each orientation but 1
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 
 
 def size_text(size: Size) -> str:
@@ -286,7 +277,7 @@ def orientation(picture: Image.Image) -> int:
         found = Image.Image.getexif(picture).get(ORIENTATION, 1)
     except Exception:  # broken EXIF data raises anything, and is no reason to refuse the pixels
         return 1
-    return found if found in UPRIGHT else 1
+    return found if found in range(1, 9) else 1
 
 
 def size_shown(picture: Image.Image) -> tuple[int, int]:
@@ -297,8 +288,7 @@ def size_shown(picture: Image.Image) -> tuple[int, int]:
 
 def upright(picture: Image.Image) -> Image.Image:
     """A picture just opened, as it is shown."""
-    turn = UPRIGHT.get(orientation(picture))
-    return picture if turn is None else picture.transpose(turn)
+    return picture if orientation(picture) == 1 else ImageOps.exif_transpose(picture)
 
 
 def in_mode(picture: Image.Image, mode: str, path: Path | str) -> Image.Image:

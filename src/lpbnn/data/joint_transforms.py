@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from lpbnn.data import Augment
-from lpbnn.data.augment import Normalise, Padding, check_generator, hole_in
+from lpbnn.data.augment import Normalise, Padding, check_generator, hole_in, pick
 
 LUMA = (0.299, 0.587, 0.114)
 
@@ -145,16 +145,11 @@ class JointTransform(nn.Module):
 
 def interpolated(images: Tensor, y: Tensor, x: Tensor) -> Tensor:
     """Colours, on the 0..1 scale, at rows y (B, h) and columns x (B, w), both inside the pictures."""
-    picture = torch.arange(len(images), device=images.device)[:, None, None, None]
-    channel = torch.arange(images.shape[1], device=images.device)[:, None, None]
 
     def between(rows: Tensor) -> Tensor:
         left = x.floor().long()
         right = (left + 1).clamp_max(images.shape[3] - 1)
-        sides = (
-            images[picture, channel, rows[:, None, :, None], columns[:, None, None, :]]
-            for columns in (left, right)
-        )
+        sides = (pick(images, rows, columns) for columns in (left, right))
         one, two = (side.float() / 255 if side.dtype == torch.uint8 else side for side in sides)
         return torch.lerp(one, two, (x - left)[:, None, None, :])
 
@@ -165,6 +160,5 @@ def interpolated(images: Tensor, y: Tensor, x: Tensor) -> Tensor:
 
 def nearest(labels: Tensor, y: Tensor, x: Tensor) -> Tensor:
     """Labels at the pixels nearest to rows y (B, h) and columns x (B, w)."""
-    picture = torch.arange(len(labels), device=labels.device)[:, None, None]
     rows, columns = (y + 0.5).floor().long(), (x + 0.5).floor().long()
-    return labels[picture, rows[:, :, None], columns[:, None, :]]
+    return pick(labels[:, None], rows, columns)[:, 0]
