@@ -1,6 +1,8 @@
 """The table in a terminal: fits its width, loses no column, needs no colour."""
 
 import io
+import subprocess
+import sys
 
 import pytest
 from report.conftest import METHODS, Make
@@ -86,3 +88,15 @@ def test_a_run_without_numbers_is_a_row(make: Make) -> None:
     text = printed(comparison([run]), 80)
     assert "MCP" in text
     assert "diverged in epoch 1" in text
+
+
+def test_a_table_needs_no_library_that_draws(make: Make) -> None:
+    code = """
+import sys
+from lpbnn import report
+from lpbnn.cli import main
+main(["compare", sys.argv[1]])
+assert not {"matplotlib", "jinja2", "scipy", "torchmetrics"} & set(sys.modules)
+"""
+    run = subprocess.run([sys.executable, "-c", code, str(make("mcp"))], capture_output=True)
+    assert run.returncode == 0, run.stderr.decode()

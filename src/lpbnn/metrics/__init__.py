@@ -26,46 +26,50 @@ every confidence, its AUROC squashes scores through a sigmoid, and both check va
 sync per batch; so the counting is ours.
 """
 
-from lpbnn.metrics.calibration import (
-    ECE,
-    ReliabilityBins,
-    adaptive_ece,
-    classwise_ece,
-    corruption_means,
-    ece,
-    reliability,
-)
-from lpbnn.metrics.classification import (
-    NLL,
-    Accuracy,
-    Brier,
-    ClassificationMetrics,
-    accuracy,
-    brier,
-    nll,
-)
-from lpbnn.metrics.detection import AUPR, AUROC, FPR95, DetectionMetrics, aupr, auroc, fpr95
-from lpbnn.metrics.diversity import (
-    DiversityMetrics,
-    correlation,
-    disagreement,
-    q_statistic,
-    ratio_error,
-)
-from lpbnn.metrics.info import METRICS, MetricInfo
-from lpbnn.metrics.pooled import PooledDetectionMetrics
-from lpbnn.metrics.regression import (
-    RegressionMetrics,
-    coverage,
-    crps,
-    mixture_nll,
-    quantile_calibration,
-    quantile_error,
-    rmse,
-)
-from lpbnn.metrics.segmentation import ImageDetectionMetrics, MeanIoU, miou, pixel_detection
-from lpbnn.metrics.selective import RiskCoverage, augrc, aurc, risk_coverage
-from lpbnn.metrics.sets import interval_coverage, set_coverage, set_size
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lpbnn.metrics.calibration import (
+        ECE,
+        ReliabilityBins,
+        adaptive_ece,
+        classwise_ece,
+        corruption_means,
+        ece,
+        reliability,
+    )
+    from lpbnn.metrics.classification import (
+        NLL,
+        Accuracy,
+        Brier,
+        ClassificationMetrics,
+        accuracy,
+        brier,
+        nll,
+    )
+    from lpbnn.metrics.detection import AUPR, AUROC, FPR95, DetectionMetrics, aupr, auroc, fpr95
+    from lpbnn.metrics.diversity import (
+        DiversityMetrics,
+        correlation,
+        disagreement,
+        q_statistic,
+        ratio_error,
+    )
+    from lpbnn.metrics.info import METRICS, MetricInfo
+    from lpbnn.metrics.pooled import PooledDetectionMetrics
+    from lpbnn.metrics.regression import (
+        RegressionMetrics,
+        coverage,
+        crps,
+        mixture_nll,
+        quantile_calibration,
+        quantile_error,
+        rmse,
+    )
+    from lpbnn.metrics.segmentation import ImageDetectionMetrics, MeanIoU, miou, pixel_detection
+    from lpbnn.metrics.selective import RiskCoverage, augrc, aurc, risk_coverage
+    from lpbnn.metrics.sets import interval_coverage, set_coverage, set_size
 
 __all__ = [
     "AUPR",
@@ -116,3 +120,17 @@ __all__ = [
     "set_coverage",
     "set_size",
 ]
+
+_MODULES = ("info", "calibration", "classification", "detection", "diversity", "pooled")
+_MODULES += ("regression", "segmentation", "selective", "sets")
+
+
+def __getattr__(name: str) -> Any:
+    """Import a metric on first use: torchmetrics takes seconds, which tables of runs do not need."""
+    for module in _MODULES if name in __all__ else ():
+        found = vars(import_module(f"{__name__}.{module}"))
+        if name in found:
+            return globals().setdefault(name, found[name])
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
