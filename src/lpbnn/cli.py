@@ -21,6 +21,7 @@ from tyro.conf import Positional, Suppress, arg
 from lpbnn import experiments, methods, source
 from lpbnn.training import EvalConfig, Interrupted, RunConfig
 from lpbnn.training.bench_options import METHODS, Setup
+from lpbnn.training.files import printable
 from lpbnn.training.options import (
     Start,
     all_options,
@@ -370,6 +371,12 @@ def main(args: list[str] | None = None) -> None:
         sys.stderr.close()
     except (ValueError, TypeError, OSError) as error:
         _stop(f"error: {error}", 2)
+    except (MemoryError, RecursionError, OverflowError) as error:
+        _stop(f"error: too large for this machine ({error!r}).", 2)
+    except RuntimeError as error:
+        if "out of memory" not in str(error) and "can't allocate memory" not in str(error):
+            raise
+        _stop(f"error: not enough memory ({str(error).splitlines()[0]}). Fix: smaller batches.", 2)
 
 
 def _commands(args: list[str]) -> dict[str, Callable[..., Any]]:
@@ -454,11 +461,11 @@ def _finished(runs: list[Path]) -> list[Path]:
 
 def _say(text: str, style: str = "") -> None:
     """Print a line that may be longer than the terminal is wide: paths stay whole, to be copied."""
-    console.print(escape(text), style=style, soft_wrap=True, highlight=False)
+    console.print(escape(printable(text)), style=style, soft_wrap=True, highlight=False)
 
 
 def _stop(message: str, code: int) -> None:
     if message:
         style = "red" if code == 2 else ""
-        Console(stderr=True).print(escape(message), style=style, soft_wrap=True)
+        Console(stderr=True).print(escape(printable(message)), style=style, soft_wrap=True)
     sys.exit(code)

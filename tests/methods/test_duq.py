@@ -394,3 +394,12 @@ def test_errors_about_the_head_say_what_to_do() -> None:
     tokens = build(nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(8, 3)))
     with pytest.raises(TypeError, match="none of them is of floating point.*gradient_penalty=0"):
         tokens.loss(torch.randint(5, (2, 2)), torch.tensor([0, 1]))
+
+
+def test_a_class_that_is_ignored_does_not_move_its_centroid() -> None:
+    model = lpbnn.build(Mlp(), "duq", ignore_index=2)
+    before = model.centroids.clone()
+    model.loss(torch.randn(6, 5), torch.tensor([0, 1, 2, 2, 0, 2]))
+    model.after_step()
+    assert torch.allclose(model.centroids[:, 2], before[:, 2])
+    assert not torch.allclose(model.centroids[:, 0], before[:, 0])

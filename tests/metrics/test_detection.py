@@ -194,3 +194,14 @@ def test_bad_input_is_named_with_its_remedy(
     with pytest.raises(ValueError, match=message):  # noqa: PT012 (shapes at update, values at compute)
         measured.update(scores, is_ood)
         measured.compute()
+
+
+def test_pooled_scores_that_are_not_valid_do_not_count() -> None:
+    draws = torch.Generator().manual_seed(0)
+    scores = torch.rand(500, generator=draws)
+    is_ood, valid = (torch.rand(2, 500, generator=draws) < 0.5).unbind()
+    masked, alone = metrics.PooledDetectionMetrics(), metrics.PooledDetectionMetrics()
+    masked.update(scores, is_ood, valid)
+    alone.update(scores[valid], is_ood[valid])
+    assert torch.equal(masked.histogram, alone.histogram)
+    assert masked.compute() == alone.compute()

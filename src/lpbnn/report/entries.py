@@ -17,16 +17,25 @@ Beside the file of a first seed (0) lies NAME.npz, what the figures of the repor
 
 import io
 import json
-import zipfile
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Required
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from lpbnn.metrics.info import METRICS
 from lpbnn.training import archive
-from lpbnn.training.files import RunError, read_bytes, read_json
+from lpbnn.training.files import (
+    RunError,
+    printable,
+    read_arrays,
+    read_bytes,
+    read_json,
+    require_name,
+)
 from lpbnn.training.rundir import CONFIG, DATA, LOG, PREDICTIONS, RunDir
 
 FORMAT = 1
@@ -39,19 +48,96 @@ THUMBNAIL = 160  # pixels: the widest map of a street scene that is kept
 PARTS = ("ledger", "run", "sessions", "config", "data", "conventions", "results")
 
 Entry = dict[str, Any]
+Numbers = dict[str, float | None] | None  # null stands for NaN
+Parts = dict[str, Numbers] | None
+
+
+class _Train(TypedDict, total=False):
+    diverged: Required[int | None]
+    epochs: float | None
+    of: float | None
+    seconds: float | None
+    images_per_second: float | None
+    epoch_seconds: float | None
+    peak_bytes: float | None
+    last: Numbers
+
+
+class _Cost(TypedDict, total=False):
+    parameters: float | None
+    members: float | None
+    samples: float | None
+    predict_seconds_per_1000: float | None
+    predict_peak_bytes: float | None
+    memory: str | None
+    device: str | None
+
+
+class _Results(TypedDict, total=False):
+    """What tables and figures read of the results."""
+
+    train: Required[_Train]
+    test: Required[Numbers]
+    task: str
+    source: str | None
+    uncertainty: Parts
+    ood: Parts
+    diversity: Parts
+    cost: _Cost | None
+    corruption: dict[str, Any] | None
+    measured_again: dict[str, Any] | None
+    calibration: dict[str, Any] | None
+
+
+class _Config(TypedDict):
+    method: str
+    seed: int
+    method_options: dict[str, Any]
+
+
+class _Entry(TypedDict):
+    """What is read of an entry before it is known to be one."""
+
+    run: str
+    sessions: list[dict[str, Any]]
+    config: _Config
+    results: _Results
+
+
+@cache
+def _entry_type() -> TypeAdapter[Any]:
+    return TypeAdapter(_Entry)
+
+
+def _printable(value: Any) -> Any:
+    """Return JSON whose texts a terminal only shows."""
+    if isinstance(value, dict):
+        return {printable(key): _printable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_printable(item) for item in value]
+    return printable(value) if isinstance(value, str) else value
 
 
 def content(path: str | Path) -> Entry:
     """What is known of a run: from its folder, where no weights are needed, or from its file."""
     path = Path(path)
-    entry = _of_file(path) if is_entry(path) else _of_folder(RunDir(path))
-    found = entry["results"].get("format")
+    entry = _printable(_of_file(path) if is_entry(path) else _of_folder(RunDir(path)))
+    results = entry["results"]
+    found = results.get("format") if isinstance(results, dict) else None
     if found != RESULTS_FORMAT:
         raise RunError(
             f"{path} holds results of format {found!r}; this version of lpbnn reads format "
             f"{RESULTS_FORMAT}. Fix: use the version that made it, or evaluate the run again with "
             "this one."
         )
+    try:
+        _entry_type().validate_python(entry)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise RunError(
+            f"{path} does not fit this version of lpbnn: {'.'.join(map(str, first['loc']))}: "
+            f"{first['msg']}. Fix: restore it from a copy, or evaluate the run again."
+        ) from error
     return entry
 
 
@@ -67,11 +153,7 @@ def arrays(path: Path) -> dict[str, np.ndarray]:
     beside = path.with_suffix(".npz")
     if not archive.exists(beside):
         return {}
-    try:
-        with np.load(io.BytesIO(read_bytes(beside)), allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files}
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise RunError(f"{beside} is damaged ({error}). Fix: keep the run again.") from error
+    return read_arrays(read_bytes(beside), str(beside), "keep the run again")
 
 
 def figure_bytes(path: Path) -> bytes | None:
@@ -189,6 +271,7 @@ def _of_file(path: Path) -> Entry:
             f"{path} is of ledger format {entry['ledger']!r}; this version of lpbnn reads {FORMAT}. "
             "Fix: use the version that wrote it, or keep the run again."
         )
+    require_name(entry["run"], path)
     return entry
 
 

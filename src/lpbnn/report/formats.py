@@ -113,13 +113,23 @@ def _latex_cell(row: Row, column: Column) -> str:
     return " ".join([text, *map(latex_text, more)])
 
 
+def as_cell(value: Any) -> Any:
+    """Return a cell of a CSV file that no spreadsheet takes for a formula.
+
+    >>> as_cell("=1+1"), as_cell("cat"), as_cell(-0.5)
+    ("'=1+1", 'cat', -0.5)
+    """
+    formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if formula else value
+
+
 def to_csv(table: Table) -> str:
     """One line for each row, numbers as they were measured; see ``records``."""
     text = io.StringIO()
     rows = records(table)
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({key: as_cell(value) for key, value in row.items()} for row in rows)
     return text.getvalue()
 
 

@@ -18,11 +18,12 @@ from lpbnn import plots
 from lpbnn.backbones.deeplab import DeepLab
 from lpbnn.data.files import header, read_images, read_scene, scaled
 from lpbnn.model import UncertainModel
+from lpbnn.report.formats import as_cell
 from lpbnn.report.pictures import round_top
 from lpbnn.training import EvalConfig, RunConfig
 from lpbnn.training.build import DataInfo
 from lpbnn.training.evaluator import Predictor
-from lpbnn.training.files import finite
+from lpbnn.training.files import finite, printable, write_atomic
 
 COLUMNS = ("label", "confidence", "total", "aleatoric", "epistemic", "score")
 UNSURE = 0.5  # confidence below which no class has the majority
@@ -48,7 +49,8 @@ class Question(Predictor):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        return self.data.classes or tuple(map(str, range(self.data.num_classes or 0)))
+        names = self.data.classes or tuple(map(str, range(self.data.num_classes or 0)))
+        return tuple(map(printable, names))
 
 
 def require_answerable(data: DataInfo, full_size: bool = False) -> None:
@@ -121,11 +123,13 @@ def _tabled(answers: Sequence[Answer], digits: str, out: Path | None, more: str 
     table = Table(Column("image", overflow="fold"), *columns)
     for answer in answers:
         row = (answer[name] for name in ("file", *columns))
-        table.add_row(*(escape(x) if isinstance(x, str) else format(x, digits) for x in row))
+        table.add_row(
+            *(escape(printable(x)) if isinstance(x, str) else format(x, digits) for x in row)
+        )
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(WRITERS[out.suffix.lower()](answers), encoding="utf-8", newline="")
-        table.caption = f"Written to {escape(str(out))}{more}"
+        write_atomic(out, WRITERS[out.suffix.lower()](answers).encode())
+        table.caption = f"Written to {escape(printable(str(out)))}{more}"
     return table
 
 
@@ -153,7 +157,7 @@ def _csv(answers: Sequence[Answer]) -> str:
     flat = [dict(answer) for answer in answers]
     for row in flat:
         row |= {f"p({name})": value for name, value in row.pop("probabilities", {}).items()}
-    writer.writerows([flat[0].keys(), *(row.values() for row in flat)])
+    writer.writerows([map(as_cell, row) for row in (flat[0].keys(), *map(dict.values, flat))])
     return text.getvalue()
 
 
@@ -190,7 +194,7 @@ def segmented(
         arrays = {key: value.cpu().numpy() for key, value in found.items()}
         sure = arrays["confidence"]
         table.add_row(
-            escape(path.name),
+            escape(printable(path.name)),
             escape(_largest(arrays["labels"], ask.classes)),
             f"{sure.mean():.3f}",
             f"{100 * (sure < UNSURE).mean():.1f}",
@@ -199,11 +203,14 @@ def segmented(
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
             named: dict[str, Any] = {"classes": np.array(ask.classes), **arrays}
-            np.savez_compressed(out / f"{name}.npz", **named)
-            overview(picture.numpy(), arrays, ask.classes).savefig(out / f"{name}.png")
+            maps, page = io.BytesIO(), io.BytesIO()
+            np.savez_compressed(maps, **named)
+            overview(picture.numpy(), arrays, ask.classes).savefig(page, format="png")
+            write_atomic(out / f"{name}.npz", maps.getbuffer())
+            write_atomic(out / f"{name}.png", page.getbuffer())
     table.caption = f"means over the pixels; unsure: confidence below {UNSURE}; epistemic in nats"
     if out is not None:
-        table.caption += f". Maps: {escape(str(out))}/NAME.png, as numbers NAME.npz"
+        table.caption += f". Maps: {escape(printable(str(out)))}/NAME.png, as numbers NAME.npz"
     return table
 
 

@@ -105,6 +105,28 @@ def build_model(config: RunConfig, info: DataInfo) -> UncertainModel:
         )
 
 
+def require_size(config: RunConfig, info: DataInfo, stored: int) -> None:
+    """Refuse a model far larger than its stored weights, before any memory is taken for it.
+
+    Args:
+        config: of a run folder, whose options may be of any size.
+        info: of its data.
+        stored: numbers in the run's weights.
+    """
+    with torch.device("meta"):
+        net = backbones.build(
+            config.backbone, info.outputs, info.shape[0], **_backbone_options(config, info)
+        )
+    needed = sum(parameter.numel() for parameter in net.parameters())
+    members = config.method_options.get("members")
+    needed = max(needed, members if isinstance(members, int) else 0)
+    if needed > 2 * stored + 1000:
+        raise ValueError(
+            f"it describes a model of at least {needed:,} numbers, and the weights have {stored:,}. Fix: "
+            "restore the folder from a copy."
+        )
+
+
 def _class_weights(config: RunConfig, info: DataInfo) -> list[float] | None:
     if config.class_weights == "none":
         return None

@@ -1,16 +1,22 @@
 """Reading and writing files: atomic, never through a symlink, with errors that say what to do."""
 
+import io
 import json
 import math
 import os
 import stat
+import zipfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lpbnn.atomic import RunError, write_atomic
 from lpbnn.training import archive
 
+if TYPE_CHECKING:
+    import numpy as np
+
 CONFIG = "config.json"  # what makes a folder that of a run
+MOST_ARRAYS = 2**30  # bytes of the arrays of one file
 # A link is not followed, a pipe without a writer not waited for. Windows has neither flag, and needs the third.
 _FLAGS = sum(getattr(os, flag, 0) for flag in ("O_RDONLY", "O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
 
@@ -80,6 +86,51 @@ def from_json(text: bytes, path: Path) -> Any:
         ) from error
 
 
+def require_name(name: Any, where: Path) -> str:
+    """Return a name that a file gives, if it can be that of a file in a folder and of no other.
+
+    >>> require_name("../../x", Path("a.json"))
+    Traceback (most recent call last):
+    ...
+    lpbnn.training.files.RunError: a.json names a run '../../x', which is no name of a file. Fix: ...
+    """
+    plain = isinstance(name, str) and name == printable(name) and len(name.encode()) <= 200
+    if not plain or not name or name.startswith(".") or set(name) & set('/\\:*?"<>|'):
+        raise RunError(
+            f"{where} names a run {printable(repr(name)[:80])}, which is no name of a file. Fix: rename "
+            "it there."
+        )
+    return name
+
+
+def read_arrays(content: bytes, where: str, fix: str) -> "dict[str, np.ndarray]":
+    """Return the arrays of an ``.npz`` file, in bounded memory; nothing is unpickled.
+
+    Args:
+        content: of the file.
+        where: its name, for errors.
+        fix: what to do if it is damaged.
+
+    Raises:
+        RunError: if it is damaged, or says that it is larger than ``MOST_ARRAYS``.
+    """
+    import numpy as np  # not for lpbnn --help
+
+    found: dict[str, np.ndarray] = {}
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as stored:
+            total = sum(part.file_size for part in stored.infolist())
+            if total > MOST_ARRAYS:  # 3 MB of zeros, packed, may stand for gigabytes
+                raise ValueError(f"{total:,} bytes when unpacked, expected at most {MOST_ARRAYS:,}")
+            for name in stored.namelist():
+                with stored.open(name) as part:
+                    array = np.lib.format.read_array(part, allow_pickle=False)
+                found[name.removesuffix(".npy")] = array
+    except Exception as error:  # bytes that are no archive can fail in any way at all
+        raise RunError(f"{where} is damaged ({error!r}). Fix: {fix}.") from error
+    return found
+
+
 def read_bytes(path: Path) -> bytes:
     """Return the content of a file, or raise a ``RunError`` that says what is missing.
 
@@ -146,6 +197,18 @@ def runs_under(folder: Path) -> list[Path]:
 
 def _some_of(names: list[str]) -> str:
     return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+
+
+def printable(text: str) -> str:
+    r"""Return text that a terminal only shows: control characters and broken names as escapes.
+
+    >>> printable("a\x1b[2J\u202eb")
+    'a\\x1b[2J\\u202eb'
+    """
+    kept = (
+        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text
+    )
+    return "".join(kept)
 
 
 def finite(value: Any) -> Any:

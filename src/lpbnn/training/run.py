@@ -11,7 +11,8 @@ import torch
 
 from lpbnn.data import Splits
 from lpbnn.model import UncertainModel
-from lpbnn.training.build import DataInfo, build_model, load_data, resolved
+from lpbnn.training import checkpoint
+from lpbnn.training.build import DataInfo, build_model, load_data, require_size, resolved
 from lpbnn.training.config import EvalConfig, RunConfig, changes
 from lpbnn.training.distributed import Ranks, ending_well, launch
 from lpbnn.training.environment import environment
@@ -20,7 +21,7 @@ from lpbnn.training.evaluator import NotFinite
 from lpbnn.training.files import RunError
 from lpbnn.training.loop import Training, fit
 from lpbnn.training.preflight import check_corruptions, preflight
-from lpbnn.training.rundir import RunDir
+from lpbnn.training.rundir import WEIGHTS, RunDir
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -139,11 +140,13 @@ def load_run(
     config, info = source.config(), source.data()
     # The folder has its own weights: the file that some of them began with need not be there.
     options = {k: v for k, v in config.backbone_options.items() if k != "pretrained"}
+    config_here, weights = replace(config, backbone_options=options), source.state_dict()
     try:
-        model = build_model(replace(config, backbone_options=options), info)
-    except (ValueError, TypeError) as error:
+        require_size(config_here, info, sum(tensor.numel() for tensor in weights.values()))
+        model = build_model(config_here, info)
+    except Exception as error:  # a stored config can have options of any kind and size
         raise RunError(f"{source.path}: its config cannot be built: {error}") from error
-    source.load_weights(model)
+    checkpoint.restore(model, weights, str(source / WEIGHTS))
     return LoadedRun(model.to(device).eval(), config, info)
 
 

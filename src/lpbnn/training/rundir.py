@@ -29,7 +29,6 @@ import json
 import os
 import shutil
 import warnings
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -49,6 +48,7 @@ from lpbnn.training.files import (
     RunError,
     from_json,
     is_leftover,
+    read_arrays,
     read_regular,
     to_json,
     write_atomic,
@@ -175,9 +175,15 @@ class RunDir:
             )
         return content
 
-    def read_json(self, name: str) -> Any:
-        """Return the content of a JSON file of the run."""
-        return from_json(self.read(name), self / name)
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Return the content of a JSON file of the run: each holds one object."""
+        found = from_json(self.read(name), self / name)
+        if not isinstance(found, dict):
+            raise RunError(
+                f"{self / name} does not fit this version of lpbnn: it holds a {type(found).__name__}, "
+                "expected an object. Fix: restore it from a copy, or train again with overwrite."
+            )
+        return found
 
     def prepare(self, config: RunConfig, data: DataInfo) -> None:
         """Write what is known before training; the config last, with which the folder is a run."""
@@ -244,8 +250,10 @@ class RunDir:
         stored = self.read_json(name)
         try:
             return read(stored)
-        except (ValueError, TypeError, KeyError) as error:
-            raise RunError(f"{self / name} does not fit this version of lpbnn: {error}") from error
+        except Exception as error:  # what is stored can be of any type and size
+            raise RunError(
+                f"{self / name} does not fit this version of lpbnn: {error!r}"
+            ) from error
 
     def add_session(self, environment: dict[str, Any]) -> None:
         """Record one more start of this run."""
@@ -254,7 +262,7 @@ class RunDir:
     def sessions(self) -> list[dict[str, Any]]:
         """Return the environment of each start of this run."""
         there = (self / ENVIRONMENT).exists()
-        return self._fitting(ENVIRONMENT, lambda stored: stored["sessions"]) if there else []
+        return self._fitting(ENVIRONMENT, _sessions) if there else []
 
     def write_log(self, rows: list[Row]) -> None:
         """Write the whole log, again: a few hundred rows, and never half a row."""
@@ -355,9 +363,11 @@ class RunDir:
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the arrays of the report; none are unpickled."""
         content = self.read(PREDICTIONS)
-        try:
-            with np.load(io.BytesIO(content), allow_pickle=False) as stored:
-                return {name: stored[name] for name in stored.files}
-        except (ValueError, EOFError, zipfile.BadZipFile) as error:
-            what = f"{self / PREDICTIONS} is damaged ({error}). Fix: evaluate the run again."
-            raise RunError(what) from error
+        return read_arrays(content, str(self / PREDICTIONS), "evaluate the run again")
+
+
+def _sessions(stored: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found = stored["sessions"]
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise ValueError("sessions: expected a list of objects.")
+    return found

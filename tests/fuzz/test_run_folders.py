@@ -1,0 +1,169 @@
+"""Run folders of others: a damaged or hostile file is a message, never a traceback, code or another result."""
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lpbnn.training.files import RunError
+from lpbnn.training.run import load_run
+from lpbnn.training.rundir import MANIFEST, RunDir
+
+pytestmark = pytest.mark.slow
+READERS: dict[str, Callable[[RunDir], Any]] = {
+    "config.json": RunDir.config,
+    "data.json": RunDir.data,
+    "environment.json": RunDir.sessions,
+    "log.csv": RunDir.log,
+    "checkpoint.pt": RunDir.checkpoint,
+    "weights.safetensors": lambda folder: load_run(folder.path),
+    "results.json": RunDir.results,
+    "predictions.npz": RunDir.arrays,
+}
+BYTES_TRIES = 120  # of each file
+JSON_TRIES = 400
+COMMAND_TRIES = 60
+VALUES: tuple[Any, ...] = (
+    *(None, True, 0, -1, 10**30, -(10**30), 1e308, float("nan"), float("inf"), 0.5),
+    *("", "x", "../../x", "/etc/passwd", "\x1b[2J\x1b]0;owned\x07", "=1+1", "ü\udcff", "a" * 10**5),
+    *([], {}, [[]], {"": {}}, [None] * 3, {"lr": None}),
+)
+
+
+def damaged(content: bytes, draw: random.Random) -> bytes:
+    """Change some bytes, cut the end, drop or repeat a part."""
+    data, kind = bytearray(content), draw.randrange(5)
+    if kind == 0:
+        for _ in range(draw.choice((1, 1, 8, 64))):
+            data[draw.randrange(len(data))] = draw.randrange(256)
+    elif kind == 1:
+        del data[draw.randrange(len(data)) :]
+    elif kind == 2:
+        start = draw.randrange(len(data))
+        del data[start : start + draw.randrange(1, 64)]
+    elif kind == 3:
+        start = draw.randrange(len(data))
+        data[start:start] = data[start : start + draw.randrange(1, 256)]
+    else:
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    return bytes(data)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of every value in JSON."""
+    yield path
+    if isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from places(item, (*path, key))
+
+
+def changed(value: Any, draw: random.Random) -> Any:
+    """Put another value somewhere, or drop a key."""
+    value = json.loads(json.dumps(value))
+    *outer, last = draw.choice([path for path in places(value) if path]) if value else [None]
+    at = value
+    for key in outer:
+        at = at[key]
+    if draw.random() < 0.15:
+        del at[last]
+    else:
+        at[last] = draw.choice(VALUES)
+    return value
+
+
+def foreign(folder: Path) -> RunDir:
+    """Without digests, as somebody makes it who wants to be read."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+    return RunDir(folder)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_with_digests_every_change_is_told(folder: Path, name: str) -> None:
+    draw, whole, run = random.Random(name), (folder / name).read_bytes(), RunDir(folder)
+    for _ in range(BYTES_TRIES):
+        content = damaged(whole, draw)
+        if content == whole:
+            continue
+        (folder / name).write_bytes(content)
+        with pytest.raises(RunError):
+            READERS[name](run)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_without_digests_damaged_bytes_are_read_or_told(folder: Path, name: str) -> None:
+    draw, whole, run = random.Random(name), (folder / name).read_bytes(), foreign(folder)
+    for _ in range(BYTES_TRIES):
+        (folder / name).write_bytes(damaged(whole, draw))
+        with suppress(RunError):
+            READERS[name](run)
+
+
+@pytest.mark.parametrize("name", ["config.json", "data.json", "environment.json", "results.json"])
+def test_any_json_is_read_or_told(folder: Path, name: str) -> None:
+    draw, whole, run = (
+        random.Random(name),
+        json.loads((folder / name).read_bytes()),
+        foreign(folder),
+    )
+    readers = [READERS[name]]
+    if name in ("config.json", "data.json"):
+        readers.append(lambda run: load_run(run.path))
+    for i in range(JSON_TRIES):
+        value = VALUES[i] if i < len(VALUES) else changed(whole, draw)
+        (folder / name).write_text(json.dumps(value), encoding="utf-8", errors="surrogatepass")
+        for read in readers:
+            with suppress(RunError):
+                read(run)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 10**5, '{"a":' * 10**5, "null", "", "\ufeff{}", "1" * 10**5]
+)
+@pytest.mark.parametrize("name", ["config.json", "data.json", "results.json", MANIFEST])
+def test_json_of_an_odd_kind_is_told(
+    folder: Path, name: str, text: str, command: Callable[..., int]
+) -> None:
+    foreign(folder)
+    (folder / name).write_text(text)
+    assert command("compare", folder) == 2
+    picture = folder.parent / "a.png"
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(picture)
+    assert command("predict", folder, picture) in ((0, 2) if name == "results.json" else (2,))
+
+
+def test_the_command_answers_or_exits_with_2(
+    folder: Path, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever a foreign file says; and no escape sequence of it reaches the terminal."""
+    draw, out = random.Random(0), folder.parent / "out"
+    out.mkdir()
+    picture = folder.parent / "a.png"
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(picture)
+    names = ("config.json", "data.json", "environment.json", "results.json")
+    wholes = {name: json.loads((folder / name).read_bytes()) for name in names}
+    foreign(folder)
+    calls: list[tuple[object, ...]] = [
+        ("compare", folder),
+        ("compare", folder, "--format", "csv"),
+        ("report", folder, "-o", out / "report.html"),
+        ("keep", folder, "--into", out / "kept" / "deep"),
+        ("predict", folder, picture, "-o", out / "a.csv"),
+    ]
+    before = sorted(folder.parent.iterdir())
+    for i in range(COMMAND_TRIES):
+        for name in names:
+            value = changed(wholes[name], draw) if draw.random() < 0.4 else wholes[name]
+            (folder / name).write_text(json.dumps(value), errors="surrogatepass")
+        shutil.rmtree(out / "kept", ignore_errors=True)
+        assert command(*calls[i % len(calls)]) in (0, 2)
+        found = capsys.readouterr()
+        assert "\x1b]" not in found.out + found.err
+        assert "\x1b[2J" not in found.out + found.err
+        assert sorted(folder.parent.iterdir()) == before
