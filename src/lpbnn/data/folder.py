@@ -84,27 +84,25 @@ def load(
         raise ValueError(f"folder: channels={channels!r}; expected 1 (grey) or 3 (RGB).")
     tree = read_tree(root)
     parts, notes = _held_out(tree, {"val": val, "test": test}, seed)
-    looks = _looked_at(tree)
+    headers = _read_headers(tree)
     if wanted is None:
-        wanted = _common_size({path: looks[path].size for path in _paths(tree.parts)})
+        wanted = _common_size({path: headers[path].size for path in _paths(tree.parts)})
     if channels is None:
-        grey = all(looks[path].grey for pictures in parts["train"].values() for path in pictures)
+        grey = all(headers[path].grey for pictures in parts["train"].values() for path in pictures)
         channels = 1 if grey else 3
     shape = (channels, *wanted)
-    files = {name: _examples(folders, shape) for name, folders in parts.items()}
-    ood = {name: _ood(paths, shape) for name, paths in tree.ood.items()}
-    gibibytes = sum(map(len, (*files.values(), *ood.values()))) * int(np.prod(shape)) / 2**30
+    gibibytes = len(headers) * int(np.prod(shape)) / 2**30
     fits = gibibytes <= memory
     if not fits:
         notes.append(f"read from the files in every epoch: {gibibytes:.1f} GiB, memory={memory:g}")
-    train, held, tested = (_settled(files[name], fits) for name in PARTS)
+    train, held, tested = (_examples(parts[name].values(), shape, fits) for name in PARTS)
     seen = _sample(len(train), fits)
     mean, std = mean_and_std(train, seen)
     if len(seen) < len(train):
         notes.append(f"mean and spread of {len(seen):,} training pictures")
     kind = "grey" if channels == 1 else "colour"
     about = f"{size_text(wanted)} {kind} pictures of {len(tree.classes)} classes in folders"
-    if any(head.size != wanted for head in looks.values()):
+    if any(head.size != wanted for head in headers.values()):
         about += ", stretched to this size"
     fingerprint = _fingerprint(tree)
     return Splits(
@@ -113,7 +111,7 @@ def load(
         train=train,
         val=held,
         test=tested,
-        ood={name: _settled(part, fits) for name, part in ood.items()},
+        ood={n: _examples([paths], shape, fits, NOT_A_CLASS) for n, paths in tree.ood.items()},
         num_classes=len(tree.classes),
         classes=tree.classes,
         mean=mean,
@@ -164,7 +162,7 @@ def _held_out(
     return parts, [note] if said else []
 
 
-def _looked_at(tree: Tree) -> dict[Path, Header]:
+def _read_headers(tree: Tree) -> dict[Path, Header]:
     """Read the header of every picture, so that unreadable files are found before the training."""
     paths = [*_paths(tree.parts), *(path for found in tree.ood.values() for path in found)]
     _LOG.info("checking %d pictures in %s", len(paths), tree.root)
@@ -192,17 +190,13 @@ def _common_size(sizes: Mapping[Path, Size]) -> Size:
     return size
 
 
-def _examples(folders: ClassFolders, shape: tuple[int, int, int]) -> FileDataset:
-    paths = tuple(path for pictures in folders.values() for path in pictures)
-    counts = torch.tensor([len(pictures) for pictures in folders.values()], dtype=torch.int64)
-    return FileDataset(paths, torch.arange(len(counts)).repeat_interleave(counts), shape)
-
-
-def _ood(paths: tuple[Path, ...], shape: tuple[int, int, int]) -> FileDataset:
-    return FileDataset(paths, torch.full((len(paths),), NOT_A_CLASS), shape)
-
-
-def _settled(files: FileDataset, fits: bool) -> Examples:
+def _examples(
+    folders: Iterable[tuple[Path, ...]], shape: tuple[int, int, int], fits: bool, first: int = 0
+) -> Examples:
+    """The pictures of each folder with its number from `first` on; in memory where all fit."""
+    labelled = [(path, label) for label, paths in enumerate(folders, first) for path in paths]
+    targets = torch.tensor([label for _, label in labelled], dtype=torch.int64)
+    files = FileDataset(tuple(path for path, _ in labelled), targets, shape)
     return files.take(slice(None)) if fits else files
 
 
@@ -421,21 +415,12 @@ def _require_same_classes(tree: Tree) -> None:
     for part, found in tree.parts.items():
         for names, what in ((expected - set(found), "lacks"), (set(found) - expected, "also has")):
             if names:
+                some = ", ".join(sorted(names)[:8])
                 raise ValueError(
-                    f"folder: {tree.root / part} {what} {_listed(names)}, unlike {tree.root / 'train'}; "
+                    f"folder: {tree.root / part} {what} {some}, unlike {tree.root / 'train'}; "
                     "expected the same classes in every part. Fix: add or rename folders; pictures of no "
                     f"class to be learned belong in {tree.root / OOD}."
                 )
-
-
-def _listed(names: Iterable[str], most: int = 8) -> str:
-    """
-    >>> _listed({"b", "a"}), _listed("abc", most=2)
-    ('a, b', 'a, b and 1 more')
-    """
-    ordered = sorted(names)
-    rest = f" and {len(ordered) - most} more" if len(ordered) > most else ""
-    return ", ".join(ordered[:most]) + rest
 
 
 SETS = {

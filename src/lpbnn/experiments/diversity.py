@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 
-from lpbnn.experiments import demo, table1
+from lpbnn.experiments import demo, stability, table1
 from lpbnn.experiments._suite_options import SuiteOptions
 from lpbnn.training import RunConfig
 
@@ -78,7 +78,7 @@ def at_chance(runs: Sequence["Run"]) -> list[str]:
     for method in dict.fromkeys(run.method for run in runs):
         own = [run for run in runs if run.method == method and run.at("test")]
         accuracy = fmean(run.at("test", "accuracy") for run in own) if own else 0.0
-        if accuracy <= 1.5 / (runs[0].data.num_classes or 1):
+        if accuracy <= stability.chance(runs[0]):
             found.append(
                 f"{method}: {accuracy:.1%} accuracy is chance; its diversity means nothing."
             )

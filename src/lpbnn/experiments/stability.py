@@ -151,7 +151,7 @@ def verdicts(runs: Sequence["Run"]) -> list[str]:
                 outcome = "diverges"
             else:
                 accuracy = fmean(run.at("test", "accuracy") for run in seeds)
-                outcome = "trains" if accuracy > _chance(seeds[0]) else "stays at chance"
+                outcome = "trains" if accuracy > chance(seeds[0]) else "stays at chance"
             rates[outcome].append(f"{rate:g}")
         said = [f"{what} at {', '.join(at)}" for what, at in rates.items() if at]
         if said:
@@ -159,7 +159,7 @@ def verdicts(runs: Sequence["Run"]) -> list[str]:
     return found
 
 
-def _chance(run: "Run") -> float:
+def chance(run: "Run") -> float:
     """Return the accuracy up to which a network has learned nothing: 1.5 times that of guessing."""
     return 1.5 / (run.data.num_classes or 1)
 
@@ -180,7 +180,7 @@ def _accuracy(runs: Sequence["Run"]) -> str:
     if not found:
         return "not finite" if runs else ""
     shown = f"{100 * fmean(found):.2f}"
-    return f"{shown} (chance)" if fmean(found) <= _chance(runs[0]) else shown
+    return f"{shown} (chance)" if fmean(found) <= chance(runs[0]) else shown
 
 
 def _epochs(runs: Sequence["Run"]) -> str:
