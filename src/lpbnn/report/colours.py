@@ -38,13 +38,13 @@ def colour_of(method: str) -> int:
     return FIXED.get(method, FREE[zlib.crc32(method.encode()) % len(FREE)])
 
 
-def assign(rows: Iterable[tuple[str, str]], known: dict[str, int] | None = None) -> dict[str, int]:
-    """Return the index of every row, given as (label, method); ``known`` rows keep theirs.
+def assign(rows: Iterable[tuple[str, str]]) -> dict[str, int]:
+    """Return the index of every row, given as (label, method).
 
     >>> assign([("LP-BNN (4)", "lpbnn"), ("MCP", "mcp"), ("LP-BNN (8)", "lpbnn")])
     {'LP-BNN (4)': 0, 'MCP': 1, 'LP-BNN (8)': 16}
     """
-    found = dict(known or {})
+    found: dict[str, int] = {}
     for label, method in rows:
         taken = [index for index in found.values() if index % COLOURS == colour_of(method)]
         found.setdefault(label, colour_of(method) + COLOURS * len(taken))
@@ -56,11 +56,6 @@ def marker(index: int) -> str:
     return MARKERS[index // COLOURS % len(MARKERS)]
 
 
-def dashes(index: int) -> str | tuple[int, tuple[float, ...]]:
-    """The line style of a row: rows of one colour have different ones."""
-    return DASHES[index // COLOURS % len(DASHES)]
-
-
 def line_style(index: int) -> dict[str, Any]:
     """Return matplotlib's options for the line of a row; the accented method is on top of the others.
 
@@ -68,5 +63,6 @@ def line_style(index: int) -> dict[str, Any]:
     True
     """
     accent = index % COLOURS == FIXED["lpbnn"]
-    look = {"linestyle": dashes(index), "marker": marker(index), "markersize": 3.2}
+    dashes = DASHES[index // COLOURS % len(DASHES)]
+    look = {"linestyle": dashes, "marker": marker(index), "markersize": 3.2}
     return {**look, "zorder": 3 if accent else 2, "linewidth": 2.2 if accent else 1.6}

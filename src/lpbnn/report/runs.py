@@ -325,3 +325,15 @@ def counted(values: Iterable[Any], write: Callable[[Any], str] = str) -> list[tu
     [('cpu', 2), ('cuda', 1)]
     """
     return list(Counter(map(write, values)).items())
+
+
+def listed(values: Iterable[Any], write: Callable[[Any], str] = str) -> str:
+    """What runs have, of several values with the number of runs; nothing of those that have none.
+
+    >>> listed(["cpu", None, "cpu"]), listed(["cpu", "cuda"])
+    ('cpu', 'cpu (1 runs), cuda (1 runs)')
+    """
+    found = counted((value for value in values if value not in (None, "")), write)
+    if len(found) == 1:
+        return found[0][0]
+    return ", ".join(f"{text} ({n} runs)" for text, n in found)

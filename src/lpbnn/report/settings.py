@@ -1,13 +1,23 @@
 """How the runs were made: settings, environment, data, commands."""
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
 from lpbnn.report.entries import is_entry
-from lpbnn.report.runs import Group, Run, chosen, counted, described, essential, plain, varying
+from lpbnn.report.runs import (
+    Group,
+    Run,
+    chosen,
+    counted,
+    described,
+    essential,
+    listed,
+    plain,
+    varying,
+)
 
 PYTHON = """\
 from lpbnn.training.run import run
@@ -49,7 +59,7 @@ def made(groups: Sequence[Group]) -> Made:
             group,
             [
                 ", ".join(str(run.seed) for run in group.runs),
-                _counted(group.values("cost", "members")) or "–",
+                listed(group.values("cost", "members")) or "–",
                 described(group.settings, chosen(group.settings, group.method)) or "none",
                 *(plain(group.settings.get(key)) for key in telling),
             ],
@@ -86,13 +96,13 @@ def _environment(runs: Sequence[Run]) -> dict[str, str]:
     last = [run.sessions[-1] for run in runs if run.sessions]
     names = dict.fromkeys(package for one in last for package in one.get("versions", {}))
     facts = {
-        "device": _counted(one.get("device") for one in last),
-        "system": _counted(one.get("platform") for one in last),
-        "commit": _counted(map(_commit, last)),
-        "Python": _counted(one.get("python") for one in last),
-        **{p: _counted(one.get("versions", {}).get(p) for one in last) for p in names},
-        "CUDA": _counted(one.get("cuda") for one in last),
-        "processes": _counted(one.get("processes") for one in last),
+        "device": listed(one.get("device") for one in last),
+        "system": listed(one.get("platform") for one in last),
+        "commit": listed(map(_commit, last)),
+        "Python": listed(one.get("python") for one in last),
+        **{p: listed(one.get("versions", {}).get(p) for one in last) for p in names},
+        "CUDA": listed(one.get("cuda") for one in last),
+        "processes": listed(one.get("processes") for one in last),
     }
     return {key: value for key, value in facts.items() if value}
 
@@ -103,11 +113,11 @@ def _data(runs: Sequence[Run]) -> dict[str, str]:
     origins = (run.origin.replace("pictures frost", "the published frost pictures") for run in runs)
     facts = {
         "data set": f"{info.name}: {info.description}" if info.description else info.name,
-        "source": _counted(map(_source, runs)),
+        "source": listed(map(_source, runs)),
         "examples": ", ".join(
             f"{key.replace('ood/', 'OOD ')} {size:,}" for key, size in info.sizes.items()
         ),
-        "corruptions": _counted(origins),
+        "corruptions": listed(origins),
     }
     return {key: value for key, value in facts.items() if value}
 
@@ -137,10 +147,3 @@ def _source(run: Run) -> str:
     """A path is somebody's own: its last part is enough."""
     source = str(run.results.get("source") or run.data.source)
     return source if source in ("embedded", "generated") else f"files in {PurePath(source).name}"
-
-
-def _counted(values: Iterable[Any], write: Callable[[Any], str] = str) -> str:
-    found = counted((value for value in values if value not in (None, "")), write)
-    if len(found) == 1:
-        return found[0][0]
-    return ", ".join(f"{text} ({n} runs)" for text, n in found)

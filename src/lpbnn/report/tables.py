@@ -14,7 +14,7 @@ from typing import Literal
 
 from lpbnn.metrics.info import METRICS, MetricInfo
 from lpbnn.report.entries import score_meaning
-from lpbnn.report.runs import BASELINE, Group, Run, by_data, counted, grouped, read_runs
+from lpbnn.report.runs import BASELINE, Group, Run, by_data, counted, grouped, listed, read_runs
 from lpbnn.training.environment import were_alone
 from lpbnn.training.rundir import RunDir
 
@@ -125,7 +125,11 @@ class PaperTable:
     def value(self, row: "Row", column: "Column") -> float | None:
         """The published number of a cell, or None."""
         name = self.named(row.label, row.method)
-        numbers = self.rows[name] if name is not None else {}
+        if name is None or column.part.startswith(
+            "severity"
+        ):  # only the means over all are published
+            return None
+        numbers = self.rows[name]
         return numbers.get(column.key, numbers.get(column.info.key))
 
     def named(self, label: str, method: str) -> str | None:
@@ -142,18 +146,6 @@ class PaperTable:
         """Where a row of ours stands in its order; after all where it has none."""
         name = self.named(label, method)
         return len(self.rows) if name is None else list(self.rows).index(name)
-
-    def only(self, *keys: str) -> "PaperTable":
-        """Some of its metrics.
-
-        >>> PaperTable("a paper", {"mcp": {"ece": 0.02, "ce": 0.1}}).only("ce").rows
-        {'mcp': {'ce': 0.1}}
-        """
-        kept = {
-            name: {key: value for key, value in row.items() if key in keys}
-            for name, row in self.rows.items()
-        }
-        return PaperTable(self.source, kept)
 
 
 @dataclass(frozen=True)
@@ -364,11 +356,10 @@ def build(
         )
         for g in groups
     ]
-    source = ""
     if reference is not None:
         rows = [_referenced(row, used, reference) for row in rows]
-        compared = any(cell.reference is not None for row in rows for cell in row.cells.values())
-        source = reference.source if compared else ""
+    compared = any(cell.reference is not None for row in rows for cell in row.cells.values())
+    source = reference.source if reference is not None and compared else ""
     for column in used:
         if column.marked:
             rows = _marked(rows, column)
@@ -496,19 +487,11 @@ def severity(
     )
     columns = []
     for key in keys:
-        columns += [
-            Column(
-                key=f"{level}/{key}",
-                info=METRICS[key],
-                part=f"severity: {level}",
-                path=("corruption", "severities", level, key),
-            )
-            for level in levels
-        ]
+        for level in levels:
+            path = ("corruption", "severities", level, key)
+            columns.append(Column(f"{level}/{key}", METRICS[key], f"severity: {level}", path))
         whole = {"accuracy": "ca", "ece": "ce"}[key]
         columns.append(Column(whole, METRICS[whole], "all: severities", ("corruption", whole)))
-    if reference is not None:  # only the means over all are published
-        reference = reference.only("ca", "ce")
     title = "Under corruption, by severity"
     return build(title, columns, groups, _corruption_notes(groups), reference)
 
@@ -539,26 +522,19 @@ def recalibration(groups: Sequence[Group]) -> Table:
 def uncertainty(groups: Sequence[Group]) -> Table:
     """Mean uncertainty and its two parts, on the test set and out of distribution."""
     regression = groups[0].runs[0].data.task == "regression"
-    columns = [
-        Column(
-            key=f"{name}/{key}",
-            info=info,
-            part=name if name == "test" else _set_title(name),
-            path=("uncertainty", name, key),
-            marked=False,
-        )
-        for name in measured_on(groups, "uncertainty")
-        for key, info in (DEVIATIONS if regression else UNCERTAINTY).items()
-    ]
-    cells = None
-    if regression:
-        cells = {
-            g.label: {
-                c.key: Cell.of(_deviation(run, run.at(*c.path)) for run in g.runs) for c in columns
-            }
-            for g in groups
-        }
-    return build("Uncertainty and its parts", columns, groups, cells=cells)
+    columns = []
+    for name in measured_on(groups, "uncertainty"):
+        part = name if name == "test" else _set_title(name)
+        columns += [
+            Column(f"{name}/{key}", info, part, ("uncertainty", name, key), marked=False)
+            for key, info in (DEVIATIONS if regression else UNCERTAINTY).items()
+        ]
+    cells: dict[str, dict[str, Cell]] = {group.label: {} for group in groups}
+    for group in groups if regression else ():
+        for column in columns:
+            values = (_deviation(run, run.at(*column.path)) for run in group.runs)
+            cells[group.label][column.key] = Cell.of(values)
+    return build("Uncertainty and its parts", columns, groups, cells=cells if regression else None)
 
 
 def cost(groups: Sequence[Group]) -> Table:
@@ -674,12 +650,10 @@ def _corruption_notes(groups: Sequence[Group]) -> list[str]:
 
 def _cost_notes(groups: Sequence[Group]) -> list[str]:
     runs = [run for group in groups for run in group.runs if run.at("cost")]
-    devices = counted(run.at("cost", "device") for run in runs)
-    kinds = counted(run.at("cost", "memory") for run in runs)
     notes = []
-    if devices:
-        caution = "; times on different devices do not compare" * (len(devices) > 1)
-        notes.append(f"Measured on {_listed(devices)}{caution}.")
+    if devices := [run.at("cost", "device") for run in runs]:
+        caution = "; times on different devices do not compare" * (len(set(devices)) > 1)
+        notes.append(f"Measured on {listed(devices)}{caution}.")
     rows = [[were_alone(run.sessions) for run in group.runs] for group in groups]
     if left_out := sum(alone.count(False) for alone in rows if any(alone)):
         notes.append(
@@ -696,14 +670,8 @@ def _cost_notes(groups: Sequence[Group]) -> list[str]:
             f"{in_turn} runs had the device to themselves, but were compiled beside others, which is part "
             "of their training's time: alone they compile faster."
         )
-    if kinds:
-        shared = any("resident" in kind for kind, _ in kinds)
+    if kinds := [run.at("cost", "memory") for run in runs]:
+        shared = any("resident" in str(kind) for kind in kinds)
         caution = ", with all that it held before: compare it only between processes" * shared
-        notes.append(f"Memory: {_listed(kinds)}{caution}.")
+        notes.append(f"Memory: {listed(kinds)}{caution}.")
     return notes
-
-
-def _listed(values: list[tuple[str, int]]) -> str:
-    if len(values) == 1:
-        return values[0][0]
-    return ", ".join(f"{value} ({n} runs)" for value, n in values)
