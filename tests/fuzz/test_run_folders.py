@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -10,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from damage import damaged
 from PIL import Image
 
 from lpbnn.training.files import RunError
 from lpbnn.training.run import load_run
 from lpbnn.training.rundir import MANIFEST, RunDir
 
-pytestmark = pytest.mark.slow
 READERS: dict[str, Callable[[RunDir], Any]] = {
     "config.json": RunDir.config,
     "data.json": RunDir.data,
@@ -35,25 +36,6 @@ VALUES: tuple[Any, ...] = (
     *("", "x", "../../x", "/etc/passwd", "\x1b[2J\x1b]0;owned\x07", "=1+1", "ü\udcff", "a" * 10**5),
     *([], {}, [[]], {"": {}}, [None] * 3, {"lr": None}),
 )
-
-
-def damaged(content: bytes, draw: random.Random) -> bytes:
-    """Change some bytes, cut the end, drop or repeat a part."""
-    data, kind = bytearray(content), draw.randrange(5)
-    if kind == 0:
-        for _ in range(draw.choice((1, 1, 8, 64))):
-            data[draw.randrange(len(data))] = draw.randrange(256)
-    elif kind == 1:
-        del data[draw.randrange(len(data)) :]
-    elif kind == 2:
-        start = draw.randrange(len(data))
-        del data[start : start + draw.randrange(1, 64)]
-    elif kind == 3:
-        start = draw.randrange(len(data))
-        data[start:start] = data[start : start + draw.randrange(1, 256)]
-    else:
-        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-    return bytes(data)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -84,6 +66,7 @@ def foreign(folder: Path) -> RunDir:
     return RunDir(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 def test_with_digests_every_change_is_told(folder: Path, name: str) -> None:
     draw, whole, run = random.Random(name), (folder / name).read_bytes(), RunDir(folder)
@@ -96,6 +79,7 @@ def test_with_digests_every_change_is_told(folder: Path, name: str) -> None:
             READERS[name](run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 def test_without_digests_damaged_bytes_are_read_or_told(folder: Path, name: str) -> None:
     draw, whole, run = random.Random(name), (folder / name).read_bytes(), foreign(folder)
@@ -105,6 +89,7 @@ def test_without_digests_damaged_bytes_are_read_or_told(folder: Path, name: str)
             READERS[name](run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["config.json", "data.json", "environment.json", "results.json"])
 def test_any_json_is_read_or_told(folder: Path, name: str) -> None:
     draw, whole, run = (
@@ -138,6 +123,7 @@ def test_json_of_an_odd_kind_is_told(
     assert command("predict", folder, picture) in ((0, 2) if name == "results.json" else (2,))
 
 
+@pytest.mark.slow
 def test_the_command_answers_or_exits_with_2(
     folder: Path, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,3 +153,46 @@ def test_the_command_answers_or_exits_with_2(
         assert "\x1b]" not in found.out + found.err
         assert "\x1b[2J" not in found.out + found.err
         assert sorted(folder.parent.iterdir()) == before
+
+
+def test_a_run_is_kept_inside_of_the_folder_that_was_named(
+    folder: Path, command: Callable[..., int], tmp_path: Path
+) -> None:
+    into, record = tmp_path / "ledger", tmp_path / "record.json"
+    assert command("keep", folder, "--into", into) == 0
+    entry = json.loads((into / "run.json").read_text())
+    for name in ("../../x", "/tmp/x", "a/b", "..", ".hidden", "", "\x1b[2J", "a" * 300, None, 3):
+        record.write_text(json.dumps({**entry, "run": name}))
+        before = sorted(tmp_path.rglob("*"))
+        assert command("keep", record, "--into", into) == 2
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_arrays_that_unpack_to_gigabytes_are_told(folder: Path) -> None:
+    run = foreign(folder)
+    path, head = folder / "predictions.npz", {"descr": "<f8", "fortran_order": False}
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file,
+        file.open("a.npy", "w", force_zip64=True) as part,
+    ):
+        np.lib.format.write_array_header_1_0(part, {**head, "shape": (2**28,)})
+        for _ in range(2**31 // 2**24 + 1):
+            part.write(bytes(2**24))
+    assert (folder / "predictions.npz").stat().st_size < 2**22
+    with pytest.raises(RunError, match="bytes when unpacked, expected at most"):
+        run.arrays()
+
+
+@pytest.mark.parametrize(
+    "option", [{"hidden": [10**9]}, {"hidden": [10**30]}, {"hidden": [8] * 10**4}]
+)
+def test_a_model_of_absurd_size_is_not_made(folder: Path, option: dict[str, Any]) -> None:
+    run = foreign(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "backbone_options": option}))
+    with pytest.raises(RunError):
+        load_run(run.path)
+    members = {**config["method_options"], "members": 10**10}
+    (folder / "config.json").write_text(json.dumps({**config, "method_options": members}))
+    with pytest.raises(RunError, match="model of at least 10,000,000,000 numbers"):
+        load_run(run.path)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from lpbnn.data._examples import Dataset, Examples, Index, Pair, widened
@@ -36,6 +36,7 @@ SAME = np.arange(256, dtype=np.uint8)  # label ids that are labels already
 MODES = {1: "L", 3: "RGB"}
 GREY = ("1", "L", "LA")  # Pillow's modes without colour
 DEEP = ("I", "I;16", "I;16B", "I;16L", "F")  # a conversion to 8 bits would clip, not scale
+PROGRAMS = ("EPS", "WMF")  # Pillow starts another program for them
 ORIENTATION = 0x0112  # the EXIF tag
 BICUBIC, BILINEAR = Image.Resampling.BICUBIC, Image.Resampling.BILINEAR
 
@@ -253,16 +254,26 @@ def _as_tensor(pixels: np.ndarray) -> Tensor:
 @contextmanager
 def opened(path: Path | str) -> Iterator[Image.Image]:
     """The picture in a file, open; a missing or damaged file is an error that names it."""
+    kind = Path(path)
+    if kind.is_dir():
+        raise ValueError(f"{path} is a folder; give image files.")
+    if kind.exists() and not kind.is_file():  # a pipe would be waited for
+        raise ValueError(f"{path} is a pipe or a device; give image files.")
     try:
         with Image.open(path) as picture:
+            if picture.format in PROGRAMS:
+                raise ValueError(
+                    f"{path} is a program that draws a picture ({picture.format}), and none is run. Fix: save "
+                    "it as PNG."
+                )
             yield picture
     except FileNotFoundError as error:
         raise ValueError(f"{path}: no such file.") from error
-    except IsADirectoryError as error:
-        raise ValueError(f"{path} is a folder; give image files.") from error
     except Image.DecompressionBombError as error:
         raise ValueError(f"{path} is too large: {error} Fix: make it smaller.") from error
-    except (UnidentifiedImageError, OSError, SyntaxError) as error:
+    except Exception as error:  # damaged bytes fail in any way at all
+        if isinstance(error, ValueError) and str(path) in str(error):
+            raise  # ours
         raise ValueError(
             f"{path} cannot be read: damaged, or no image ({error}). Fix: get the file again."
         ) from error
@@ -357,8 +368,15 @@ def is_picture(path: Path) -> bool:
 
 def walk(folder: Path) -> list[Path]:
     """Return all files in a folder and below; links to other folders are followed, as `rglob` does not."""
-    tree = os.walk(folder, followlinks=True)
-    return sorted(Path(base, name) for base, _, names in tree for name in names)
+    found, seen = [], set()
+    for base, folders, names in os.walk(folder, followlinks=True):
+        here = os.path.realpath(base)
+        if here in seen:  # a link leads back
+            folders.clear()
+            continue
+        seen.add(here)
+        found += [Path(base, name) for name in names]
+    return sorted(found)
 
 
 class Header(NamedTuple):

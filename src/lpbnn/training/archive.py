@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 SUFFIX = ".tar.xz"
+MOST = 2**30  # bytes of all files of an archive
 
 
 def locate(path: Path) -> tuple[Path, str] | None:
@@ -70,9 +71,13 @@ def exists(path: Path) -> bool:
 def _members(archive: Path, modified: int, size: int) -> dict[str, bytes]:
     del modified, size  # in the key: a rewritten archive is read again
     content: dict[str, bytes] = {}
+    left = MOST
     try:
         with tarfile.open(archive, "r:xz") as tar:
             for member in tar:
+                left -= member.size
+                if left < 0:  # a megabyte of zeros, packed, may stand for gigabytes
+                    raise ValueError(f"{archive} unpacks to more than {MOST:,} bytes.")
                 if (file := tar.extractfile(member)) is not None:
                     content[member.name] = file.read()
     except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
