@@ -11,6 +11,7 @@ from sklearn.linear_model import LinearRegression
 from benchmarks import tabular
 from lpbnn import LPBNNRegressor
 
+ROOT = Path(__file__).parents[2]
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 3))
 
@@ -62,3 +63,8 @@ def test_the_best_of_a_set_is_bold_and_coverage_is_not_ranked(small: None, tmp_p
 def test_scikit_learns_sets_are_there() -> None:
     found = [table.name for _, table in zip(range(6), tabular.tables(), strict=False)]
     assert found == ["iris", "wine", "breast_cancer", "digits", "diabetes", "linnerud"]
+
+
+def test_the_page_shows_the_records() -> None:
+    page = (ROOT / "docs" / "scikit-learn.md").read_text()
+    assert tabular.show(ROOT / "results" / "tabular.csv") in page
