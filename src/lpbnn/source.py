@@ -78,8 +78,9 @@ def config_options(config: type) -> list[Option]:
     the ``Args`` of the class. A field that has none of these keeps the description in the base class.
 
     Example:
-        >>> config_options(read("lpbnn.methods.duq", "Config"))[2]
-        Option(name='sigma', hint=<class 'float'>, default=0.1, description='length scale of the kernel')
+        >>> option = config_options(read("lpbnn.methods.duq", "Config"))[2]
+        >>> option.name, option.default, option.description
+        ('sigma', 0.1, 'length scale of the kernel')
     """
     hints: dict[str, Any] = {}
     descriptions: dict[str, str] = {}
