@@ -27,6 +27,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize
+from matplotlib.patches import StepPatch
 
 from lpbnn.metrics.calibration import ReliabilityBins
 from lpbnn.model import UncertainModel
@@ -253,8 +254,9 @@ def member_bars(
         edges = left + (seen[:, None] + [0.1, 0.9]).ravel()
         heights = np.zeros(2 * len(seen) - 1)
         heights[::2] = values[member, seen]
-        bars = axes.stairs(foot + tall * heights, edges, baseline=foot, fill=True, color=color)
-        bars.set(linewidth=0, clip_on=False)
+        look = {"fill": True, "color": color, "linewidth": 0, "clip_on": False}
+        bars = StepPatch(foot + tall * heights, edges, baseline=foot, **look)
+        axes.add_artist(bars)  # axes.stairs would search the limits, which are known
         best = int(values[member].argmax())
         told(bars, f"member {member + 1} of {number}: {names[best]} {values[member, best]:.2f}")
     feet = np.repeat(1 - row * np.arange(1, len(chosen) + 1), 3)
