@@ -93,3 +93,15 @@ def test_a_layer_whose_weight_a_hook_computes_follows_what_it_computes_from(memb
         model.layers[0].layer.weight_g.mul_(3)
         after = model(x) - model.layers[0].member_bias.unsqueeze(1)
     torch.testing.assert_close(after, 3 * before)
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_weights_of_examples_count_once_in_an_uneven_split(task: str) -> None:
+    """Seven examples for three equal members: some examples are shown to two of them."""
+    net = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 4))
+    options = {"batch_mode": "split", "init_std": 0.0, "task": task}
+    model = lpbnn.build(net, "batchensemble", members=3, **options).double()
+    x, weight = torch.randn(7, 5).double(), torch.rand(7).double()
+    y = torch.randint(4, (7,)) if task == "classification" else torch.randn(7, 2).double()
+    expected = (model.likelihood.nll(model(x)[0], y) * weight).sum() / weight.sum()
+    torch.testing.assert_close(model.loss(x, y, weight)["nll"], expected)

@@ -280,3 +280,24 @@ def test_temporary_names_cannot_be_predicted(
     for _ in range(3):
         files.write_atomic(tmp_path / "a", b"x")
     assert len(set(seen)) == 3
+
+
+def test_a_clear_stopped_at_any_file_leaves_what_is_still_known_as_a_run(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a config, what is left must be in the manifest, or it would count as somebody else's."""
+    unlink = Path.unlink
+    for most in range(len(FILES)):
+        folder, done = copy(finished, tmp_path / str(most)), []
+
+        def stopped(path: Path, missing_ok: bool = False) -> None:
+            if len(done) == most:  # noqa: B023
+                raise KeyboardInterrupt
+            done.append(path)  # noqa: B023
+            unlink(path, missing_ok)
+
+        monkeypatch.setattr(Path, "unlink", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            folder.clear()
+        monkeypatch.setattr(Path, "unlink", unlink)
+        assert folder.state() in ("empty", "unfinished", "finished")
