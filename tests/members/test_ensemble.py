@@ -88,3 +88,12 @@ def test_the_first_batch_gives_the_same_with_and_without_a_check(x: torch.Tensor
         found.append(model.double().train().loss(x, torch.tensor([0, 1, 2, 0, 1])))
     for name in found[0]:
         assert torch.equal(found[0][name], found[1][name]), name
+
+
+def test_a_state_that_names_no_way_to_run_members_is_refused(x: torch.Tensor) -> None:
+    model = lpbnn.build(ResNet(), "batchensemble")
+    state = model.state_dict()
+    text = bytes(state["_extra_state"].tolist()).replace(b"unchecked", b"uncheckee")
+    state["_extra_state"] = torch.tensor(list(text), dtype=torch.uint8)
+    with pytest.raises(ValueError, match="no way to run members: 'uncheckee'"):
+        model.load_state_dict(state)

@@ -4,7 +4,7 @@ import json
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -259,6 +259,8 @@ class MemberEnsemble(UncertainModel):
 
     def set_extra_state(self, state: Tensor) -> None:
         found = json.loads(bytes(state.tolist()))
+        if found["execution"] not in get_args(Execution):
+            raise ValueError(f"the state names no way to run members: {found['execution']!r}.")
         if found["expand_at"] not in self.expansion_choices:
             return  # it was found with other options than this model's: check again
         self.execution = found["execution"]

@@ -106,7 +106,7 @@ def restore(model: nn.Module, state: Mapping[str, Tensor], where: str) -> None:
     try:
         model.load_state_dict(dict(state))  # a model may make room for what it is given: try first
         return
-    except RuntimeError as error:
+    except Exception as error:  # what a model keeps besides tensors can fail in any way
         cause = error
     faults = [
         f"{name}: {tuple(state[name].shape)} there, {tuple(tensor.shape)} here"
@@ -115,6 +115,8 @@ def restore(model: nn.Module, state: Mapping[str, Tensor], where: str) -> None:
     ]
     faults += [f"{name}: missing there" for name in own if name not in state]
     faults += [f"{name}: unknown here" for name in state if name not in own]
+    if not faults:
+        raise RunError(f"{where} is damaged ({cause!r}). Fix: restore it from a copy.") from cause
     more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
     raise RunError(
         f"{where} holds the weights of another architecture; {len(faults)} entries do not fit: "
