@@ -26,7 +26,6 @@ from lpbnn.members.rows import (
     find_masks,
     gather,
     is_batched,
-    mask_arguments,
     shared_arguments,
     take_examples,
 )
@@ -165,7 +164,7 @@ def rows_are_independent(
     model: UncertainModel, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> bool:
     """Return True if a model's output for an example does not depend on the other examples."""
-    arguments = mask_arguments(model.networks[0])
+    arguments = model.mask_arguments
 
     def run(own_args: Any, own_kwargs: Any) -> list[Tensor]:
         own_args, own_kwargs = copy_tensors((own_args, own_kwargs))  # it may change them in place

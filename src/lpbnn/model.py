@@ -19,6 +19,7 @@ from lpbnn.likelihoods import (
     member_rows,
     require_row_weights,
 )
+from lpbnn.members.rows import Argument, MaskArguments, mask_arguments, shared_arguments
 
 Terms = dict[str, Tensor]
 Outputs = Any  # a tensor (S, B, ...), or a dict of such tensors for a network with several heads
@@ -81,6 +82,7 @@ class UncertainModel(WideBuffers):
     ) -> None:
         super().__init__()
         self.net = net
+        self.mask_arguments: MaskArguments = mask_arguments(self.networks[0])
         self.likelihood = (likelihood or Categorical()).to(output_device(net))
         self.readout = readout or self.likelihood.read_output
 
@@ -150,12 +152,18 @@ class UncertainModel(WideBuffers):
             from lpbnn.check import rows_are_independent  # imports point the other way
 
             self.independent_rows = rows_are_independent(self, args, kwargs)
+            batch = batch_size(args, kwargs)
+            self.set_shared_inputs(shared_arguments(self.networks[0], args, kwargs, batch))
         if self.independent_rows is False:
             raise ValueError(
                 "the output of an example depends on the other examples of its batch, so the batch "
                 "cannot be taken apart. Fix: predict without chunk; 'mimo', which mixes examples in "
                 "training, cannot be used for such a network."
             )
+
+    def set_shared_inputs(self, shared: Sequence[Argument]) -> None:
+        """Remember which arguments hold no examples, whatever the size of a later batch."""
+        self.mask_arguments = [*mask_arguments(self.networks[0]), *shared]
 
     def ood_score(self, outputs: Tensor) -> Tensor | None:
         """Return the method's own OOD score of member outputs, (S, B, ...); higher means more likely OOD.

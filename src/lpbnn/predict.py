@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from lpbnn.draws import private_draws, seed_from
 from lpbnn.likelihoods import Categorical, Likelihood, MultiHead, Summary
-from lpbnn.members.rows import batched, copy_tensors, mask_arguments, take_examples
+from lpbnn.members.rows import batched, copy_tensors, take_examples
 from lpbnn.model import MODES, LossStep, Pass, UncertainModel, as_call, at_least_one, batch_size
 
 if TYPE_CHECKING:
@@ -406,9 +406,8 @@ def _cut(
     others = {t.shape[0] for t in tensors if t.dim() > 0} - {batch}
     while step > 1 and (step in others or batch % step in others):
         step -= 1
-    arguments = getattr(model, "mask_arguments", None) or mask_arguments(model.networks[0])
-    starts = range(0, batch, step)
-    return [take_examples(arguments, args, kwargs, batch, slice(i, i + step)) for i in starts]
+    starts, masks = range(0, batch, step), model.mask_arguments
+    return [take_examples(masks, args, kwargs, batch, slice(i, i + step)) for i in starts]
 
 
 class MemberSums:

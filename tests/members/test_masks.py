@@ -232,3 +232,35 @@ def test_a_mask_for_more_examples_than_there_are_is_refused() -> None:
     model = lpbnn.build(Renamed(), "batchensemble", members=1).eval()
     with pytest.raises(ValueError, match=r"attn_mask of shape \(16, 6, 6\) is for 8 examples"):
         model(torch.randn(4, TIME, 4), torch.randn(16, TIME, TIME))
+
+
+class AddsTable(nn.Module):
+    """Adds the sum of a table's rows, which are no examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.body(x)) + table.sum(0))
+
+
+def test_a_frozen_ensemble_knows_the_inputs_that_hold_no_examples() -> None:
+    model = lpbnn.build(AddsTable(), "lpbnn", members=3, num_data=10)
+    table = torch.randn(3, 4)
+    model(torch.randn(5, 4), table)  # seen with another batch size
+    x = torch.randn(3, 4)
+    found = lpbnn.predict(lpbnn.freeze(model), (x, table))
+    expected = lpbnn.predict(model, (x, table), seed=0)
+    torch.testing.assert_close(found.probs, expected.probs)
+
+
+@pytest.mark.parametrize("method", ["mcp", "ensemble", "meanfield", "mcdropout"])
+def test_a_batch_in_portions_leaves_whole_an_input_that_holds_no_examples(method: str) -> None:
+    model = lpbnn.build(AddsTable(), method, num_data=10)
+    table = torch.randn(3, 4)
+    lpbnn.predict(model, (torch.randn(5, 4), table), chunk=2)  # seen with another batch size
+    x = torch.randn(3, 4)
+    found = lpbnn.predict(model, (x, table), seed=0, chunk=2)
+    torch.testing.assert_close(found.probs, lpbnn.predict(model, (x, table), seed=0).probs)

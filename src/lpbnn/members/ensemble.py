@@ -27,7 +27,6 @@ from lpbnn.members.rows import (
     expand_tree,
     find_masks,
     gather,
-    mask_arguments,
     member_examples,
     take_examples,
 )
@@ -64,7 +63,6 @@ class MemberEnsemble(UncertainModel):
         super().__init__(net, **model_options)
         self.slot = PassSlot()
         self.execution: Execution = "unchecked"
-        self.mask_arguments = mask_arguments(net)
         if expand_at is None:
             self.expansion_choices, points = self.find_expansion_points()
         else:
@@ -233,12 +231,8 @@ class MemberEnsemble(UncertainModel):
         """Use what a check found."""
         self.execution = report.execution
         self.independent_rows = report.independent_rows
-        self._set_shared_inputs(report.shared_inputs)
+        self.set_shared_inputs(report.shared_inputs)
         self.use_expansion_points(report.expand_at)
-
-    def _set_shared_inputs(self, shared: Sequence[Argument]) -> None:
-        """Remember which arguments hold no examples, whatever the size of a later batch."""
-        self.mask_arguments = [*mask_arguments(self.net), *shared]
 
     def require_independent_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.ensure_checked(2, args, kwargs)
@@ -265,7 +259,7 @@ class MemberEnsemble(UncertainModel):
             return  # it was found with other options than this model's: check again
         self.execution = found["execution"]
         self.independent_rows = found["independent_rows"]
-        self._set_shared_inputs([Argument(*one) for one in found["shared_inputs"]])
+        self.set_shared_inputs([Argument(*one) for one in found["shared_inputs"]])
         self.use_expansion_points(found["expand_at"])
 
 

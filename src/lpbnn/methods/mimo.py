@@ -35,7 +35,7 @@ from lpbnn.convert.convert import convert
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.likelihoods import MultiHead, require_row_weights, require_targets
 from lpbnn.members.partial import raise_with_advice
-from lpbnn.members.rows import expand_tree, find_masks, gather, is_batched, mask_arguments
+from lpbnn.members.rows import expand_tree, find_masks, gather, is_batched
 from lpbnn.methods._options import Count, DataCount, Options, Share
 from lpbnn.model import Outputs, Terms, UncertainModel, as_call, batch_size, total
 from lpbnn.rank_one.layer import SUPPORTED, TRANSPOSED
@@ -185,7 +185,6 @@ class MIMO(UncertainModel):
         self.members = config.members
         self.config = config
         self.first, self.last = ends
-        self.mask_arguments = mask_arguments(net)
 
     def outputs(self, *args: Any, **kwargs: Any) -> Outputs:
         batch, masks = batch_size(args, kwargs), find_masks(self.mask_arguments, args, kwargs)

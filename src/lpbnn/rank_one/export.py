@@ -88,6 +88,7 @@ def freeze(model: nn.Module, *, samples: int = 1, seed: int = 0) -> FrozenEnsemb
     frozen.check_first_batch = ensemble.check_first_batch
     frozen.execution = ensemble.execution
     frozen.independent_rows = ensemble.independent_rows
+    frozen.mask_arguments = ensemble.mask_arguments
     return frozen.requires_grad_(False).eval()
 
 
