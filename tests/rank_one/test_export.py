@@ -153,6 +153,23 @@ def test_export_with_a_dynamic_batch(case: str) -> None:
     assert not torch.equal(program(x), program(x))
 
 
+def test_split_recurrent_layers_export_with_a_dynamic_batch() -> None:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.head = nn.LSTM(4, 6, batch_first=True), nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.rnn(x)[0][:, -1])
+
+    net = lpbnn.split_recurrent(Reader())
+    frozen = lpbnn.freeze(lpbnn.build(net, "lpbnn", num_data=10), samples=2)
+    batch = ({0: Dim("batch")},)
+    program = torch.export.export(frozen, (torch.randn(5, 7, 4),), dynamic_shapes=batch).module()
+    x = torch.randn(9, 7, 4)
+    torch.testing.assert_close(program(x), frozen(x))
+
+
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.:FutureWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:onnxscript.*")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.onnx.*")

@@ -106,7 +106,8 @@ class SplitRecurrent(nn.Module):
             padded = padded.unsqueeze(0)
         elif lengths is None and not self.batch_first:
             padded = padded.transpose(0, 1)
-        starts = self._starts(hx, len(padded), one)
+        rows = padded.shape[0]  # not len(), at which torch.export fixes the size of the batch
+        starts = self._starts(hx, rows, one)
         ends: list[State] = []
         sides = 2 if self.bidirectional else 1
         for first in range(0, len(self.suffixes), sides):
