@@ -142,6 +142,10 @@ class _Estimator(BaseEstimator):
         if issubclass(methods.load(self.method).Config, RankOneConfig):
             options |= RANK_ONE
         options |= self.method_options or {}
+        if isinstance(self.hidden, int):
+            raise ValueError(
+                f"hidden={self.hidden}: expected a width per layer, ({self.hidden},) for one."
+            )
         net = MLP(outputs, inputs, self.hidden, self.dropout).to(self.device)
         return build(net, self.method, task=self._task, **options)
 
