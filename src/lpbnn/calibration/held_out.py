@@ -44,8 +44,9 @@ def batch_pairs(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
             elif isinstance(batch, tuple | list):
                 given += f" of {len(batch)}"
             raise TypeError(
-                f"expected batches (inputs, targets); got a {given}. Fix: a generator that takes it "
-                "apart, for example ((batch['x'], batch['y']) for batch in loader)."
+                f"expected batches (inputs, targets); got a {given}. Fix: [(x, y)] for data that are one "
+                "batch; a generator that takes batches apart, for example ((batch['x'], batch['y']) for "
+                "batch in loader)."
             )
         yield batch[0], batch[1]
     if empty:
@@ -74,7 +75,7 @@ def require_classes(likelihood: Likelihood) -> "Categorical | MultiLabel":
     if not isinstance(likelihood, Categorical | MultiLabel):
         raise TypeError(
             f"a scaling is fitted to the outputs of classes or labels; this is {likelihood.task}. Fix: "
-            "for numbers, intervals by conformal prediction (lpbnn.calibration.Conformal); for several "
+            "for numbers, intervals by conformal prediction (lpbnn.calibration.fit_conformal); for several "
             "heads, likelihood.heads[name].scaling = fit_scaling(outputs[name], labels[name])."
         )
     return likelihood
