@@ -60,7 +60,8 @@ def ls(method: Annotated[Positional[str | None], arg(metavar="METHOD")] = None) 
         for name, description in entries.items():
             table.add_row(name, escape(description))
         console.print(table, "")
-    console.print("The options of a method: lpbnn ls METHOD")
+    _say("The options of a method: lpbnn ls METHOD")
+    _say("Those of data and a backbone: lpbnn train --data NAME --backbone NAME --help")
 
 
 def _descriptions(package: str, table: str) -> dict[str, str]:
