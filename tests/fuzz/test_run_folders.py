@@ -196,3 +196,15 @@ def test_a_model_of_absurd_size_is_not_made(folder: Path, option: dict[str, Any]
     (folder / "config.json").write_text(json.dumps({**config, "method_options": members}))
     with pytest.raises(RunError, match="model of at least 10,000,000,000 numbers"):
         load_run(run.path)
+
+
+def test_names_of_more_or_fewer_classes_than_there_are_are_told(
+    folder: Path, command: Callable[..., int]
+) -> None:
+    foreign(folder)
+    stored = json.loads((folder / "data.json").read_text())
+    picture = folder.parent / "a.png"
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(picture)
+    for classes in (["a"], ["a"] * 11):
+        (folder / "data.json").write_text(json.dumps({**stored, "classes": classes}))
+        assert command("predict", folder, picture) == 2

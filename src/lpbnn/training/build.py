@@ -34,6 +34,12 @@ class DataInfo(Description):
 
     def __post_init__(self) -> None:
         validate(self)
+        for name in ("classes", "class_counts"):
+            found = len(getattr(self, name))
+            if found and found != (self.num_classes or 0):
+                raise ValueError(
+                    f"DataInfo.{name} has {found} entries; num_classes is {self.num_classes}."
+                )
 
     @classmethod
     def of(cls, splits: Splits) -> "DataInfo":
