@@ -640,3 +640,10 @@ def test_a_network_that_changes_its_inputs_gives_every_member_the_same_ones(
     torch.testing.assert_close((x, scale), given)
     if not model.stochastic:
         torch.testing.assert_close(model.eval()(x, scale).softmax(-1), expected.members)
+
+
+def test_a_converted_network_in_place_of_its_model_is_named() -> None:
+    net = nn.Sequential(nn.Linear(4, 3))
+    lpbnn.build(net, "lpbnn", num_data=10)
+    with pytest.raises(TypeError, match="give the model that build returned"):
+        lpbnn.predict(net, torch.randn(5, 4))

@@ -15,6 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader
 
+from lpbnn.convert.wrapper import Wrapper
 from lpbnn.draws import private_draws, seed_from
 from lpbnn.likelihoods import Categorical, Likelihood, MultiHead, Summary
 from lpbnn.members.rows import batched, copy_tensors, take_examples
@@ -391,6 +392,8 @@ def unwrap(model: nn.Module) -> UncertainModel:
     advice = "A plain network becomes one with lpbnn.build(net, 'mcp')."
     if path is not None:
         advice = f"It holds one as {path!r}, around which it may compute more; give that one."
+    elif isinstance(inner, nn.Module) and any(isinstance(m, Wrapper) for m in inner.modules()):
+        advice = "Its layers were converted by lpbnn.build; give the model that build returned."
     raise TypeError(
         "expected a model that lpbnn.build or lpbnn.freeze returned; got "
         f"{type(inner).__name__}. {advice}"
