@@ -8,7 +8,7 @@ import pytest
 import torch
 from networks import restate_weight
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
 
 import lpbnn
 from lpbnn.convert.recurrent import SplitRecurrent, split_recurrent
@@ -187,3 +187,20 @@ def test_what_cannot_be_split_is_named() -> None:
         split(torch.randn(4, 6, 4).double(), torch.zeros(1, 1, 5).double())
     lone = split_recurrent(make("lstm"))
     assert isinstance(lone, SplitRecurrent)
+
+
+@pytest.mark.parametrize("is_sorted", [True, False])
+def test_packed_outputs_are_in_the_order_of_the_packed_inputs(is_sorted: bool) -> None:
+    lengths = [5 - i // 8 for i in range(40)]  # many of equal length
+    if not is_sorted:
+        lengths = lengths[::-1]
+    sequences = [torch.randn(length, 4) for length in lengths]
+    packed = pack_sequence(sequences, enforce_sorted=is_sorted)
+    rnn = nn.GRU(4, 5)
+    expected, _ = rnn(packed)
+    found, _ = split_recurrent(rnn)(packed)
+    for one, other in zip(found, expected, strict=True):
+        if other is None:
+            assert one is None
+        else:
+            torch.testing.assert_close(one, other)

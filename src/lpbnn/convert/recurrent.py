@@ -124,10 +124,8 @@ class SplitRecurrent(nn.Module):
         if one:
             padded, states = padded.squeeze(0), [state.squeeze(1) for state in states]
         last = tuple(states) if self.mode == "LSTM" else states[0]
-        if lengths is not None:
-            lengths = _rows(lengths, len(padded)).cpu()
-            packed = pack_padded_sequence(padded, lengths, batch_first=True, enforce_sorted=False)
-            return packed, last
+        if isinstance(x, PackedSequence) and lengths is not None:
+            return _pack(padded, lengths.cpu(), x), last
         return (padded if self.batch_first or one else padded.transpose(0, 1)), last
 
     def _starts(self, hx: Any, batch: int, one: bool) -> State | None:
@@ -235,6 +233,18 @@ def split_recurrent(net: nn.Module) -> nn.Module:
         return made[id(net)]
     replace_modules(net, made)
     return net
+
+
+def _pack(padded: Tensor, lengths: Tensor, given: PackedSequence) -> PackedSequence:
+    """Pack outputs in the order of the given sequences, which code may rely on; of members by length."""
+    rows, order = len(padded), given.sorted_indices
+    if rows != len(lengths):
+        lengths = _rows(lengths, rows)
+        return pack_padded_sequence(padded, lengths, batch_first=True, enforce_sorted=False)
+    if order is None:
+        return pack_padded_sequence(padded, lengths, batch_first=True)
+    packed = pack_padded_sequence(padded[order], lengths[order.cpu()], batch_first=True)
+    return PackedSequence(packed.data, packed.batch_sizes, order, given.unsorted_indices)
 
 
 def _rows(x: Tensor, rows: int) -> Tensor:
