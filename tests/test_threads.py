@@ -107,3 +107,26 @@ def test_the_last_thread_out_gives_the_modes_back() -> None:
     x = torch.randn(3, 3, 8, 8)
     in_threads(lambda i: lpbnn.predict(model, x))
     assert {name: module.training for name, module in model.named_modules()} == modes
+
+
+def test_the_comparison_of_rows_takes_no_part_in_the_draws_of_other_threads() -> None:
+    model = lpbnn.build(torch.nn.Linear(4, 3), "meanfield", num_data=10)
+    seeds = iter(range(100))
+
+    def draw_elsewhere(*_: Any) -> None:
+        torch.default_generator.manual_seed(next(seeds))
+
+    model.net.register_forward_pre_hook(draw_elsewhere)
+    x = torch.randn(5, 4)
+    found = lpbnn.predict(model, x, seed=0, chunk=2)
+    torch.testing.assert_close(found.probs, lpbnn.predict(model, x, seed=0).probs)
+
+
+def test_threads_that_predict_in_portions_wait_for_one_comparison() -> None:
+    model = made("meanfield")
+    inputs = torch.randn(THREADS * CALLS, 5, 3, 8, 8)
+    alone = copy.deepcopy(model)
+    expected = [lpbnn.predict(alone, x, seed=0).probs for x in inputs]
+    found = in_threads(lambda i: lpbnn.predict(model, inputs[i], seed=0, chunk=2).probs)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lpbnn.convert.checks import RUNNING_NORMS
+from lpbnn.draws import PrivateDraws
 from lpbnn.kernels.autograd import vmap_is_running
 from lpbnn.members.rows import (
     Argument,
@@ -502,9 +503,10 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _seeded(model: nn.Module) -> Iterator[None]:
-    """Seed torch's generators inside the block, and leave them as they were."""
+    """Seed all draws inside the block, and leave torch's generators as they were."""
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices):
+    # Draws of the method are private, so that other threads do not take part in them.
+    with torch.random.fork_rng(devices=devices), PrivateDraws(0):
         # Not torch.manual_seed: it would reseed GPUs that this model does not use.
         torch.default_generator.manual_seed(0)
         for device in devices:

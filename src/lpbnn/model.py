@@ -151,9 +151,12 @@ class UncertainModel(WideBuffers):
         if unknown and not is_traced((args, kwargs)):
             from lpbnn.check import rows_are_independent  # imports point the other way
 
-            self.independent_rows = rows_are_independent(self, args, kwargs)
-            batch = batch_size(args, kwargs)
-            self.set_shared_inputs(shared_arguments(self.networks[0], args, kwargs, batch))
+            with MODES:  # it sets training flags: other threads wait for its result
+                if self.independent_rows is None:
+                    batch = batch_size(args, kwargs)
+                    shared = shared_arguments(self.networks[0], args, kwargs, batch)
+                    self.independent_rows = rows_are_independent(self, args, kwargs)
+                    self.set_shared_inputs(shared)
         if self.independent_rows is False:
             raise ValueError(
                 "the output of an example depends on the other examples of its batch, so the batch "
