@@ -258,8 +258,9 @@ def test_bad_input_is_told_before_anything_is_written(
     refused("weightless has no weights.safetensors", runs[0], weightless)
     fewer = changed("fewer", seed=9)
     info = json.loads((fewer / "data.json").read_text())
-    RunDir(fewer).write("data.json", json.dumps({**info, "num_classes": 7}).encode())
-    refused(r"fewer was trained on other data .*num_classes: 7 -> 10. Fix", runs[0], fewer)
+    seven = {"num_classes": 7, "classes": list("abcdefg"), "class_counts": [5] * 7}
+    RunDir(fewer).write("data.json", json.dumps({**info, **seven}).encode())
+    refused(r"fewer was trained on other data .*num_classes: 7 -> 10.* Fix", runs[0], fewer)
     short = replace(splits, test=splits.test.take(slice(30)))
     refused(r"mcp-5 was trained on other data .*sizes.test: 80 -> 30", *runs, data=short)
     assert DataInfo.of(short).sizes["test"] == 30

@@ -251,9 +251,8 @@ class RunDir:
         try:
             return read(stored)
         except Exception as error:  # what is stored can be of any type and size
-            raise RunError(
-                f"{self / name} does not fit this version of lpbnn: {error!r}"
-            ) from error
+            why = error if isinstance(error, ValueError | TypeError) else repr(error)
+            raise RunError(f"{self / name} does not fit this version of lpbnn: {why}") from error
 
     def add_session(self, environment: dict[str, Any]) -> None:
         """Record one more start of this run."""
