@@ -601,7 +601,7 @@ def not_finite(args: tuple[Any, ...], kwargs: dict[str, Any], batch: int) -> Ten
     """
     bad, first = None, True
     for x in batched((args, kwargs), batch):
-        if x.is_floating_point():
+        if x.is_floating_point() and not x.is_meta:  # a meta tensor has no values
             wrong = ~x.isfinite() if first else x.isnan()
             rows = wrong.flatten(1).any(1) if x.dim() > 1 else wrong
             bad = rows if bad is None else bad | rows.to(bad.device)
@@ -617,6 +617,8 @@ def flag_not_finite(prediction: Prediction, bad: Tensor | None, allowed: bool) -
         bad: (B,), examples whose inputs are no numbers; None if there are none.
         allowed: False raises a ``ValueError`` if there are any.
     """
+    if prediction.average.is_meta:
+        return prediction
     wrong = torch.zeros(len(prediction.average), dtype=torch.bool, device=prediction.average.device)
     for name in ("average", "aleatoric", "epistemic", "ood_score"):
         values = ~getattr(prediction, name).isfinite()

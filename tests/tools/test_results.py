@@ -111,8 +111,8 @@ def test_the_tables_are_what_the_tool_makes() -> None:
         assert (RESULTS / name).read_text() == text, f"{name}. Fix: python -m tools.make_tables"
     written = {path.name for path in RESULTS.iterdir()}
     figures = {f"{table}.npz" for table in make_tables.FIGURES}
-    assert written == {*made, *figures, "records.tar.xz", "README.md"}
-    assert len(written) <= 15
+    benchmarks = {"tabular.csv", "posthoc.csv"}  # written by the scripts of the same names
+    assert written == {*made, *figures, *benchmarks, "records.tar.xz", "README.md"}
 
 
 @pytest.mark.parametrize("table", make_tables.FIGURES)
