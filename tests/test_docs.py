@@ -10,7 +10,10 @@ DOCS = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("name", ["calibration.md", "own-model.md", "scikit-learn.md"])
+@pytest.mark.parametrize(
+    "name",
+    ["calibration.md", "own-model.md", pytest.param("scikit-learn.md", marks=pytest.mark.slow)],
+)
 def test_every_block_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -178,6 +178,7 @@ def test_the_shortest_try_of_table1_can_be_built() -> None:
         assert [run.schedule.milestones for run in table1.configs(config).values()] == [milestones]
 
 
+@pytest.mark.slow
 def test_what_the_ledger_holds_is_not_trained_again(tmp_path: Path, console: Console) -> None:
     configs = {f"{name}-0": small(name) for name in ("mcp", "lpbnn")}
     ledger = tmp_path / "ledger"

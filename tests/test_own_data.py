@@ -18,6 +18,7 @@ PAGE = (ROOT / "docs" / "own-data.md").read_text()
 BLOCKS = [block.splitlines() for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)]
 
 
+@pytest.mark.slow
 def test_five_commands_from_a_folder_to_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

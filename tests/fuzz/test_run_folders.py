@@ -168,6 +168,7 @@ def test_a_run_is_kept_inside_of_the_folder_that_was_named(
         assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_arrays_that_unpack_to_gigabytes_are_told(folder: Path) -> None:
     run = foreign(folder)
     path, head = folder / "predictions.npz", {"descr": "<f8", "fortran_order": False}
@@ -183,6 +184,7 @@ def test_arrays_that_unpack_to_gigabytes_are_told(folder: Path) -> None:
         run.arrays()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "option", [{"hidden": [10**9]}, {"hidden": [10**30]}, {"hidden": [8] * 10**4}]
 )

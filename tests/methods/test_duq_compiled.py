@@ -20,6 +20,8 @@ from lpbnn import backbones
 from lpbnn.methods.duq import DUQ
 from lpbnn.model import LossStep, Terms, UncertainModel
 
+pytestmark = pytest.mark.slow  # test_duq.py compiles the loss once
+
 Loss = Callable[[Any, Tensor], Terms]
 
 

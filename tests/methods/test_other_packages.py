@@ -35,6 +35,7 @@ def python(folder: Path, *args: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_page_runs_and_its_method_passes_the_conformance_tests(package: Path) -> None:
     assert set(FILES) == {"weightnoise.py", "train.py", "test_weightnoise.py"}
     assert "tensor([" in python(package, "train.py")

@@ -72,6 +72,7 @@ def test_the_page_in_a_browser(browser: Any, report: Path) -> None:
         context.close()
 
 
+@pytest.mark.slow
 def test_tables_sort_and_navigation_stays(browser: Any, report: Path) -> None:
     page = browser.new_page(viewport={"width": 1280, "height": 800})
     page.goto(report.as_uri())
@@ -99,6 +100,7 @@ def test_tables_sort_and_navigation_stays(browser: Any, report: Path) -> None:
     assert below >= 0
 
 
+@pytest.mark.slow
 def test_a_figure_is_saved_as_an_svg_that_needs_no_page(
     browser: Any, report: Path, tmp_path: Path
 ) -> None:

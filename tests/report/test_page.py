@@ -227,6 +227,7 @@ def test_data_sets_have_a_part_each_and_methods_one_colour(
     assert len(set(colours)) == 3
 
 
+@pytest.mark.slow
 def test_a_method_has_its_colour_whatever_else_is_on_the_page(make: Make, tmp_path: Path) -> None:
     def chips(*runs: Path) -> dict[str, str]:
         text = write_report(runs, tmp_path / "report.html").read_text("utf-8")
@@ -326,6 +327,7 @@ def test_the_same_runs_give_the_same_page(make: Make, tmp_path: Path) -> None:
     assert write_report(runs, tmp_path / "two.html").read_bytes() == one
 
 
+@pytest.mark.slow
 def test_eleven_methods_with_three_seeds_stay_small(make: Make, tmp_path: Path) -> None:
     runs = [make(method, seed) for method in METHODS for seed in range(3)]
     path = write_report(runs, tmp_path / "report.html")

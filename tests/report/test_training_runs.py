@@ -3,12 +3,15 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from lpbnn.report import comparison, write_report
 from lpbnn.training import EvalConfig, RunConfig
 from lpbnn.training.run import run
 from lpbnn.training.rundir import RunDir
 
 
+@pytest.mark.slow
 def test_runs_of_the_engine(tmp_path: Path) -> None:
     settings = EvalConfig(corruptions=True, severities=(1, 5), corruption_images=10, examples=2)
     folders = []

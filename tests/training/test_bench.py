@@ -57,6 +57,7 @@ def test_costs_of_methods() -> None:
     assert ours["reference"] == plain["size"]
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_one_model_alone() -> None:
     alone = measure(("lpbnn", 2))[-1]
     later = measure(("ensemble", 8), ("lpbnn", 2))[-1]
@@ -105,6 +106,7 @@ def test_a_gpu_that_is_not_there() -> None:
         setup(device="cuda")
 
 
+@pytest.mark.slow
 def test_the_table_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     main(["bench", "--backbone", "small-cnn", *SMALL])
     lines = capsys.readouterr().out.splitlines()

@@ -257,6 +257,7 @@ def heeds_ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_stops_all_and_one_says_how_to_go_on(tmp_path: Path) -> None:
     settings = "--data digits --method mcp --backbone mlp --device cpu --devices 2 --epochs 9999"
