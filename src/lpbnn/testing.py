@@ -213,7 +213,7 @@ class MethodConformance:
         expected = model(x)
         torch.manual_seed(0)
         torch.testing.assert_close(compiled(x), expected)
-        torch._dynamo.reset()
+        torch.compiler.reset()
 
     def test_regression_is_done_or_refused_by_name(self, method: str) -> None:
         net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
