@@ -49,7 +49,7 @@ def flops(
     method: str = "lpbnn",
     members: tuple[int, ...] = (1, 2, 4, 8, 16),
 ) -> None:
-    """Operations by torch's counter, for every J; nothing is computed (docs/cost.md)."""
+    """Operations by torch's counter, for every J; nothing is computed (docs/results/cost.md)."""
     for setup in map(setup_of, backbones):
         console.print(tables.flops(setup, operations.count(setup, method, members)))
 

@@ -1,5 +1,6 @@
-"""The fair comparison: settings chosen by one rule on held-out images, then five seeds (docs/protocol.md).
+"""The fair comparison: settings chosen by one rule on held-out images, then five seeds.
 
+The plan is in docs/results/protocol.md.
 ``python -m benchmarks.fair --data-root DIR --out runs/fair`` trains in several processes on one device, in
 a fixed order, until everything is done or ``--seconds`` are over; the same command goes on where it stopped.
 ``--out`` then holds a JSON and an NPZ for every run.

@@ -1,7 +1,7 @@
 """Ways from a trained network to calibrated uncertainty: what each costs and gives, on scikit-learn's digits.
 
     python -m benchmarks.posthoc run results/posthoc.csv   # appends the seeds that the file lacks
-    python -m benchmarks.posthoc show results/posthoc.csv  # the table of docs/calibration.md
+    python -m benchmarks.posthoc show results/posthoc.csv  # the table of docs/howto/calibration.md
 
 A small residual network is trained on 600 images, once per seed. Every way starts from a copy of it;
 temperatures (T) are fitted on 837 others, which nothing else sees: on 180 all predictions may be right, and

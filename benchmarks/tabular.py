@@ -1,7 +1,7 @@
 """LPBNNClassifier and LPBNNRegressor beside scikit-learn's estimators, five-fold, defaults for all.
 
     python -m benchmarks.tabular run results/tabular.csv    # appends the sets that the file lacks
-    python -m benchmarks.tabular show results/tabular.csv   # the tables of docs/scikit-learn.md
+    python -m benchmarks.tabular show results/tabular.csv   # the tables of docs/howto/scikit-learn.md
 
 Nothing is tuned. Multilayer perceptrons get standardised inputs. scikit-learn's regressors predict no
 variance: theirs is that of the residuals on 15 % of the training data, held out for this alone; the mean is

@@ -12,7 +12,11 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 @pytest.mark.parametrize(
     "name",
-    ["calibration.md", "own-model.md", pytest.param("scikit-learn.md", marks=pytest.mark.slow)],
+    [
+        "howto/calibration.md",
+        "howto/own-loop.md",
+        pytest.param("howto/scikit-learn.md", marks=pytest.mark.slow),
+    ],
 )
 def test_every_block_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

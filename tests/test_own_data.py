@@ -1,4 +1,4 @@
-"""docs/own-data.md as a user would follow it: its commands are run, and give what it says they give."""
+"""docs/howto/own-data.md as a user would follow it: its commands are run, and give what it says they give."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from lpbnn.data import folder
 from lpbnn.training.rundir import RunDir
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "own-data.md").read_text()
+PAGE = (ROOT / "docs" / "howto" / "own-data.md").read_text()
 BLOCKS = [block.splitlines() for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)]
 
 

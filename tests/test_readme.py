@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-# Rows of the README's table of results, and their names in docs/fair-cifar10.md.
+# Rows of the README's table of results, and their names in docs/results/fair-cifar10.md.
 ROWS = {
     "the plain network (MCP)": "MCP",
     "BatchEnsemble, `init_std=0.1`": "BatchEnsemble",
@@ -32,7 +32,7 @@ def row(page: str, heading: str, name: str) -> list[str]:
 @pytest.mark.parametrize("name", ROWS)
 def test_its_results_are_those_of_the_fair_comparison(name: str) -> None:
     runs, accuracy, nll, ece, ece_t, ce, auroc = row("README.md", "AUROC", name)
-    page, own = "docs/fair-cifar10.md", ROWS[name]
+    page, own = "docs/results/fair-cifar10.md", ROWS[name]
     n, accuracy_there, _, nll_t, ece_there, ece_t_there, _, ce_there, _ = row(
         page, "accuracy % ↑ | NLL ↓", own
     )
@@ -49,7 +49,7 @@ def test_its_picture_is_drawn(tmp_path: Path) -> None:
 
 
 def test_its_links_lead_somewhere() -> None:
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 

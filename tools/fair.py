@@ -1,4 +1,4 @@
-"""The tables of the fair comparison (docs/protocol.md), from the records of ``python -m benchmarks.fair``.
+"""The tables of the fair comparison (docs/results/protocol.md), from records of ``python -m benchmarks.fair``.
 
 ``make_tables`` writes the CSV, a row for each run and noise scale; ``make_results`` writes the page.
 """

@@ -1,4 +1,4 @@
-"""Make RESULTS.md (the paper's tables) and docs/fair-cifar10.md from results/*.csv and *.jsonl.
+"""Make RESULTS.md (the paper's tables) and docs/results/fair-cifar10.md from results/*.csv and *.jsonl.
 
 Command: ``python -m tools.make_results``. The text around the tables is in tools/*_template.md.
 """
@@ -18,7 +18,7 @@ from lpbnn.report.runs import title
 
 PAGE = ROOT / "RESULTS.md"
 TEMPLATE = Path(__file__).with_name("results_template.md")
-FAIR_PAGE = ROOT / "docs" / "fair-cifar10.md"
+FAIR_PAGE = ROOT / "docs" / "results" / "fair-cifar10.md"
 FAIR_TEMPLATE = Path(__file__).with_name("fair_template.md")
 NETWORKS = ("wrn-28-10", "wrn-16-4")
 # The authors corrected their code in 2023 and replaced their row of CIFAR-10 (LP_BNN, commit e6f010c).
@@ -117,7 +117,7 @@ def page(folder: Path = RESULTS) -> str:
 
 
 def fair_page(folder: Path = RESULTS) -> str:
-    """Return docs/fair-cifar10.md; the same file gives the same text."""
+    """Return docs/results/fair-cifar10.md; the same file gives the same text."""
     rows = read_csv(folder / f"{fair.FOLDER}.csv")
     return FAIR_TEMPLATE.read_text().format(
         trials=fair.trial_table(rows),

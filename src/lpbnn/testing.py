@@ -1,4 +1,4 @@
-"""The tests that every method passes, for a class of your own to inherit (docs/add-a-method.md).
+"""The tests that every method passes, for a class of your own to inherit (docs/howto/add-a-method.md).
 
     class TestMine(lpbnn.testing.MethodConformance):
         name = "mine"

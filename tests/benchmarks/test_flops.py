@@ -1,4 +1,4 @@
-"""The formulas of docs/cost.md agree with what torch counts, and with the parameters."""
+"""The formulas of docs/results/cost.md agree with what torch counts, and with the parameters."""
 
 from dataclasses import replace
 

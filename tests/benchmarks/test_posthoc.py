@@ -43,5 +43,5 @@ def test_a_way_is_measured_twice_and_shown_with_its_spread(
 
 def test_the_page_shows_the_records() -> None:
     root = Path(__file__).parents[2]
-    page = (root / "docs" / "calibration.md").read_text()
+    page = (root / "docs" / "howto" / "calibration.md").read_text()
     assert posthoc.show(root / "results" / "posthoc.csv") in page

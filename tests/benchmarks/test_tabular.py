@@ -66,5 +66,5 @@ def test_scikit_learns_sets_are_there() -> None:
 
 
 def test_the_page_shows_the_records() -> None:
-    page = (ROOT / "docs" / "scikit-learn.md").read_text()
+    page = (ROOT / "docs" / "howto" / "scikit-learn.md").read_text()
     assert tabular.show(ROOT / "results" / "tabular.csv") in page

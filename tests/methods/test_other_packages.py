@@ -1,4 +1,4 @@
-"""Methods of other packages: registered or found by entry point; docs/add-a-method.md as written."""
+"""Methods of other packages: registered or found by entry point; docs/howto/add-a-method.md as written."""
 
 import os
 import re
@@ -13,7 +13,7 @@ import lpbnn
 from lpbnn import methods
 from lpbnn.methods import mcp
 
-PAGE = (Path(__file__).parents[2] / "docs" / "add-a-method.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "add-a-method.md").read_text()
 FILES = dict(re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
 
 

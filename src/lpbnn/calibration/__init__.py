@@ -5,7 +5,7 @@
 - ``fit_conformal``: prediction sets and intervals with a guaranteed coverage.
 - ``risk_threshold`` and ``ood_threshold``: from which uncertainty on an example is refused.
 
-Docs: docs/calibration.md.
+Docs: docs/howto/calibration.md.
 """
 
 from lpbnn.calibration.conformal import Conformal, fit_conformal

@@ -25,7 +25,7 @@ class SplitRecurrent(nn.Module):
     """``nn.RNN``, ``nn.LSTM`` or ``nn.GRU`` with its matrices as layers: ih_l0, hh_l0, ih_l0_reverse, ...
 
     Same call, same answer to rounding, same weights bit for bit. It runs step by step in Python, slower
-    than torch's kernel (docs/own-model.md).
+    than torch's kernel (docs/howto/own-loop.md).
 
     Example:
         >>> lstm = nn.LSTM(4, 8, num_layers=2, batch_first=True)

@@ -54,7 +54,7 @@ def geometry(layer: nn.Module) -> Geometry | None:
 
 def fast_geometry(layer: nn.Module, x: Tensor) -> Geometry | None:
     """Return the geometry if ``member_convolution`` is the fastest way to train this layer, else None."""
-    # Compilers sum over pixels faster (docs/cost.md); torch.func cannot look into our backward pass.
+    # Compilers sum over pixels faster (docs/results/cost.md); torch.func cannot look into our backward pass.
     if torch.compiler.is_compiling() or not x.is_cuda or not torch.is_grad_enabled():
         return None
     if not layer.training or _convolution_backward is None or _peek_transform() is not None:

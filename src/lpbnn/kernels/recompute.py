@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from lpbnn.model import Terms
 
 LEAST = 1e-6  # of a memory budget: at 0 torch does not look at what must be kept
-# Sums by rows are faster in loops than with a row at once (docs/cost.md). Softmax of many pixels is not.
+# Sums by rows are faster in loops than with a row at once (docs/results/cost.md). Softmax of pixels is not.
 ROW_OPTIONS: dict[str, Any] = {"triton.persistent_reductions": False}
 # Torch keeps what is used in places far apart, or made by a long chain of sums: residual sums are both.
 SUMS_AGAIN = {"ban_recompute_used_far_apart": False, "ban_recompute_long_fusible_chains": False}

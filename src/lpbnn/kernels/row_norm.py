@@ -13,7 +13,7 @@ class RowNorm(nn.BatchNorm2d):
 
     In compiled training the gradients of r and s are sums over the pixels of each row, and batch norm sums
     over all rows: two passes over one map, unless batch norm sums by row first as well. Then a compiler
-    makes one of them (docs/cost.md). A row of more than ``IN_ONE_PASS`` pixels is summed in parts, and
+    makes one of them (docs/results/cost.md). A row of more than ``IN_ONE_PASS`` pixels is summed in parts, and
     nothing is fused with its sums.
     """
 

@@ -40,7 +40,7 @@ from lpbnn.registry import did_you_mean
 FULL = {"cpu": 2**13, "cuda": 2**19}
 VECTORS = 16  # times as many in a batch of vectors or sequences, which members multiply together
 # The same behind a shared part, without a compiler: a part is many small calls for each member, and the
-# host must start them faster than the GPU finishes them (docs/cost.md). DeepLab's fine map of one frame
+# host must start them faster than the GPU finishes them (docs/results/cost.md). DeepLab's fine map of one frame
 # of 1280x720 has 15 M numbers: its members run together, and one by one from two frames on.
 FULL_PART = {"cpu": 2**16, "cuda": 2**24}
 UNROLLED = 8  # a compiler writes out every member of a loop: no more of them than this

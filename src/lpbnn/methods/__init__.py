@@ -13,7 +13,7 @@ Its model (see ``lpbnn.model.UncertainModel``) defines ``outputs`` and, where ne
 ``after_fit``. Nothing else in the project names a method.
 
 A method may be in another package, which names it in the entry-point group ``lpbnn.methods``; a script may
-``register`` one for itself. ``lpbnn.testing.MethodConformance`` tests it (docs/add-a-method.md).
+``register`` one for itself. ``lpbnn.testing.MethodConformance`` tests it (docs/howto/add-a-method.md).
 """
 
 import importlib
@@ -63,7 +63,7 @@ def register(name: str, module: ModuleType) -> None:
         problem = f"has no {' and no '.join(missing)}" if missing else "is not in sys.modules"
         raise TypeError(
             f"{module.__name__} {problem}. A method is an importable module with a Config and a "
-            "function build(net, config, **model_options); see docs/add-a-method.md."
+            "function build(net, config, **model_options); see docs/howto/add-a-method.md."
         )
     _registered[name] = module.__name__
 

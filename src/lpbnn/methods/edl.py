@@ -25,7 +25,7 @@ class that is right with probability q lowers the squared error by about 2 q e /
 :math:`q / ((1 - q) \lambda K)`, but any probability other than 1 / K needs evidence of the order of K. With
 K = 10 and the paper's weight the best confidence of a network that is right in 90 % of the cases is 37 %,
 and with 50 % it is 11 %; there the gradient vanishes, and on CIFAR-10 training may stop
-(docs/lab-notes.md). With :math:`1 / K^2` they are 89 % and 51 %, and similar for every K and every risk.
+(docs/project/lab-notes.md). With :math:`1 / K^2` they are 89 % and 51 %, and similar for every K and risk.
 
 ``evidence`` is exp, as the authors' code recommends. relu, the first example of the paper, has no gradient
 where all outputs are negative.

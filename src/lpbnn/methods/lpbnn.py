@@ -20,7 +20,7 @@ weighting           "balanced"                                   "equation"
 ``init_std``        0.1                                          0.5
 ==================  ===========================================  ================================
 
-The default was found by measurement (docs/lab-notes.md). A reconstruction of the sampled r^ counts noise
+The default was found by measurement (docs/project/lab-notes.md). Reconstructing the sampled r^ counts noise
 as error and shrinks it in every step, whatever the data say; a learned D makes the noise small whatever
 sigma is, which the KL does not see; a learned r lets the members drift together. In all three cases the
 network becomes overconfident. The weightings (N training examples, m inputs of the layer):

@@ -21,7 +21,7 @@ class Setup:
     """A network, the shape of its batches, and how they are run and timed."""
 
     backbone: str = "resnet18"
-    """A network of ``lpbnn ls``, or MODULE:NAME for one of your own (docs/own-data.md)."""
+    """A network of ``lpbnn ls``, or MODULE:NAME for one of your own (docs/howto/own-data.md)."""
     input: tuple[int, ...] = (3, 32, 32)
     """Shape of one example: channels, height and width; or the length of a vector."""
     classes: int = 10
