@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-all bench lint format clean
+.PHONY: demo test test-all docs bench lint format clean
 
 demo: $(READY)
 	$(BIN)/lpbnn demo
@@ -14,6 +14,10 @@ test: $(READY) lint
 # With the tests marked slow, each of which a quicker one of `make test` covers in part.
 test-all: $(READY) lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# The documentation site in site/: open site/index.html. Warnings, broken links among them, are errors.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs build --strict
 
 # For example: make bench ARGS="deeplab --mode eager"; `python -m benchmarks --help` lists the rest.
 ARGS ?= networks --backbone wrn-16-4 --members 4 --mode eager
@@ -37,4 +41,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache
+	rm -rf .venv .pytest_cache .ruff_cache site
