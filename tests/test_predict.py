@@ -125,6 +125,7 @@ def test_the_total_variance_is_that_of_the_mixture(variance: Any) -> None:
     torch.testing.assert_close(p.epistemic, p.members.var(0, unbiased=False))
     second_moment = (p.members.square() + p.member_variances).mean(0)
     torch.testing.assert_close(p.total, second_moment - p.mean.square())
+    torch.testing.assert_close(p.std, second_moment.sub(p.mean.square()).sqrt())
     torch.testing.assert_close(p.ood_score, p.total.sum(1))
 
 
@@ -297,6 +298,8 @@ def test_names_of_other_likelihoods_are_refused_with_the_right_one() -> None:
     classes = predict(lpbnn.build(small(), "mcp"), x)
     with pytest.raises(AttributeError, match="classification prediction has no mean; use probs"):
         classes.mean  # noqa: B018
+    with pytest.raises(AttributeError, match="classification prediction has no std; use total"):
+        classes.std  # noqa: B018
     custom = predict(lpbnn.build(small(), "mcp", likelihood=Rate()), x)
     with pytest.raises(AttributeError, match="custom prediction has no probs; use values"):
         custom.probs  # noqa: B018

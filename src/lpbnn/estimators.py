@@ -311,7 +311,7 @@ class LPBNNRegressor(RegressorMixin, _Estimator):
         """
         p = self.uncertainty(X)
         mean = self._shaped(p.mean)
-        return (mean, self._shaped(p.total.sqrt())) if return_std else mean
+        return (mean, self._shaped(p.std)) if return_std else mean
 
     def epistemic(self, X: Any) -> np.ndarray:
         """Return how much the members disagree: the standard deviation of their means, as ``predict``."""

@@ -473,10 +473,15 @@ class Gaussian(Likelihood):
         mean, variance = self.split(outputs)
         require_tensor(targets)
         shapes = [mean.shape, mean.squeeze(self.dim).shape]  # the second differs if K = 1
-        if targets.shape not in shapes or not targets.is_floating_point():
+        if not targets.is_floating_point():
             raise ValueError(
-                f"regression with outputs of shape {tuple(outputs.shape)} needs floating-point targets "
-                f"of shape {tuple(mean.shape)}; got {targets.dtype} of shape {tuple(targets.shape)}."
+                f"regression got targets of type {targets.dtype}; expected floating-point numbers. Fix: "
+                "y.float(), or, if they are classes, task='classification'."
+            )
+        if targets.shape not in shapes:
+            raise ValueError(
+                f"regression with outputs of shape {tuple(outputs.shape)} got targets of shape "
+                f"{tuple(targets.shape)}; expected {tuple(mean.shape)}."
             )
         squared = (targets.reshape(mean.shape) - mean).square()
         return 0.5 * (math.log(2 * math.pi) + variance.log() + squared / variance).sum(self.dim)

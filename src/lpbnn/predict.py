@@ -39,8 +39,9 @@ class Prediction:
     - Classes: ``probs`` are the mean probabilities; total = H(mean p), aleatoric = mean H(p), epistemic =
       their difference, the mutual information of label and member, in nats. Shapes (B, ...).
     - Several labels: the same for every label, (B, K, ...).
-    - Numbers: ``mean``; aleatoric = mean variance, epistemic = variance of the means, total = their sum,
-      all of the targets' shape (B, K, ...). A custom likelihood has ``values`` and the same uncertainties.
+    - Numbers: ``mean``; aleatoric = mean variance, epistemic = variance of the means, total = their sum and
+      ``std`` its root, all of the targets' shape (B, K, ...). A custom likelihood has ``values`` and the same
+      uncertainties.
 
     Args:
         task: the likelihood's task.
@@ -99,6 +100,18 @@ class Prediction:
         """Mean of the members' means, (B, K, ...)."""
         self._require("mean", "mean")
         return self.average
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation of the predicted numbers, in the targets' unit: the root of ``total``.
+
+        >>> import lpbnn
+        >>> p = predict(lpbnn.build(nn.Linear(4, 2), "mcp", task="regression"), torch.randn(3, 4))
+        >>> p.std.shape, torch.allclose(p.std**2, p.aleatoric + p.epistemic)
+        (torch.Size([3, 1]), True)
+        """
+        self._require("std", "mean")
+        return self.total.sqrt()
 
     @property
     def labels(self) -> Tensor:
@@ -226,7 +239,7 @@ class Prediction:
 
     def _require(self, name: str, quantity: str) -> None:
         if self.quantity != quantity:
-            instead = "total" if name == "confidence" else self.quantity
+            instead = "total" if name in ("confidence", "std") else self.quantity
             raise AttributeError(f"a {self.task} prediction has no {name}; use {instead}.")
 
 
