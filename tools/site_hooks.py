@@ -1,7 +1,7 @@
 """Hooks of mkdocs: pages from files at the root, links into the repository, tables from records, formulas.
 
-``make docs`` builds the site. A page asks for generated text with a line ``<!-- NAME: ARGUMENTS -->``; ``TEXTS``
-has the names.
+``make docs`` builds the site. A page asks for generated text with a line ``<!-- NAME: ARGUMENTS -->``, whose
+names are those of ``TEXTS``.
 """
 
 import re
