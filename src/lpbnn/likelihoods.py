@@ -4,17 +4,15 @@ A likelihood scores outputs against targets (``nll``), and says what is averaged
 and how uncertain each of them is (``summary``). ``build(net, task="classification")`` is a shorthand for
 ``build(net, likelihood=Categorical())``.
 
-=================  ==========================  =====================================================
-task               likelihood                  outputs, targets
-=================  ==========================  =====================================================
-"classification"   ``Categorical()``           (B, C), labels (B,) or probabilities (B, C)
-"segmentation"     ``Segmentation()``          (B, C, H, W), labels (B, H, W)
-"regression"       ``Gaussian()``              (B, 2K), (B, K); dense: (B, 2K, H, W), (B, K, H, W)
-"multilabel"       ``MultiLabel()``            (B, K), zeros and ones (B, K)
-\                  ``Categorical(dim=-1)``     sequences: (B, T, C), labels (B, T)
-\                  ``{"name": likelihood}``    several heads: a mapping of outputs, a mapping of targets
-\                  the user's own object       see ``Custom``
-=================  ==========================  =====================================================
+| task | likelihood | outputs, targets |
+| --- | --- | --- |
+| "classification" | ``Categorical()`` | (B, C), labels (B,) or probabilities (B, C) |
+| "segmentation" | ``Segmentation()`` | (B, C, H, W), labels (B, H, W) |
+| "regression" | ``Gaussian()`` | (B, 2K), (B, K); dense: (B, 2K, H, W), (B, K, H, W) |
+| "multilabel" | ``MultiLabel()`` | (B, K), zeros and ones (B, K) |
+|  | ``Categorical(dim=-1)`` | sequences: (B, T, C), labels (B, T) |
+|  | ``{"name": likelihood}`` | several heads: a mapping of outputs, a mapping of targets |
+|  | the user's own object | see ``Custom`` |
 """
 
 import math
@@ -47,9 +45,9 @@ class Summary(NamedTuple):
 
 
 class Scaling(nn.Module):
-    r"""Outputs rescaled before they become probabilities: :math:`o_c \mapsto a_c o_c + b_c`.
+    r"""Outputs rescaled before they become probabilities: $o_c \mapsto a_c o_c + b_c$.
 
-    One number :math:`a = 1/T` for all classes, b = 0, is a temperature; a number per class is vector
+    One number $a = 1/T$ for all classes, b = 0, is a temperature; a number per class is vector
     scaling. ``lpbnn.calibration`` fits them on held-out data. With members, the outputs of each are
     rescaled and the probabilities averaged afterwards.
 
@@ -214,10 +212,10 @@ class Likelihood(nn.Module):
 class Categorical(Likelihood):
     r"""Classes: the softmax of the outputs.
 
-    .. math:: NLL = - w_y \log \mathrm{softmax}(o)_y
+    $$NLL = - w_y \log \mathrm{softmax}(o)_y$$
 
     Targets are labels, of any integer type, or soft labels: a probability for every class, whose NLL is the
-    expectation, :math:`- \sum_c y_c w_c \log \mathrm{softmax}(o)_c`. In a mean an example counts with the
+    expectation, $- \sum_c y_c w_c \log \mathrm{softmax}(o)_c$. In a mean an example counts with the
     weight of its label. An ignored label, or a soft label of zeros, does not count.
 
     Args:
@@ -410,7 +408,7 @@ class Segmentation(Categorical):
 class Gaussian(Likelihood):
     r"""Real numbers: independent normal distributions, one per target.
 
-    .. math:: NLL = \tfrac12 \sum_k \left( \log 2 \pi v_k + (y_k - m_k)^2 / v_k \right)
+    $$NLL = \tfrac12 \sum_k \left( \log 2 \pi v_k + (y_k - m_k)^2 / v_k \right)$$
 
     Args:
         variance: "softplus": outputs are K means, then K raw variances, v = softplus(raw) + 1e-6. "log":
@@ -499,7 +497,7 @@ class Gaussian(Likelihood):
 class MultiLabel(Likelihood):
     r"""Labels that do not exclude each other: K independent yes-or-no questions.
 
-    .. math:: NLL = - \sum_k y_k \log p_k + (1 - y_k) \log (1 - p_k), \quad p = \mathrm{sigmoid}(o)
+    $$NLL = - \sum_k y_k \log p_k + (1 - y_k) \log (1 - p_k), \quad p = \mathrm{sigmoid}(o)$$
 
     Outputs and targets are (B, K, ...), or (B, T, K) with ``dim=-1``; targets are zeros and ones, or
     probabilities. Probabilities and uncertainties (binary entropies, nats) of a prediction have that shape.
@@ -722,11 +720,11 @@ def as_likelihood(
 def class_weights(counts: Sequence[int], kind: Weighting) -> list[float]:
     r"""Return one weight per class from its number of labels, so that rare classes count more.
 
-    With the shares :math:`p_c = n_c / \sum_k n_k`:
+    With the shares $p_c = n_c / \sum_k n_k$:
 
-    - "median": :math:`w_c = \mathrm{median}_k(p_k) / p_c` (Eigen and Fergus, 2015), over the classes that
+    - "median": $w_c = \mathrm{median}_k(p_k) / p_c$ (Eigen and Fergus, 2015), over the classes that
       have labels; a class without labels weighs 0
-    - "log": :math:`w_c = 1 / \log(1.02 + p_c)` (Paszke et al., 2016), between 1.4 and 50
+    - "log": $w_c = 1 / \log(1.02 + p_c)$ (Paszke et al., 2016), between 1.4 and 50
 
     Example:
         >>> class_weights([800, 400, 200, 200], "median")

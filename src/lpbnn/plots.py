@@ -3,14 +3,11 @@
     figure, axes = plt.subplots()
     plots.reliability(axes, lpbnn.metrics.reliability(p.probs, y), label="LP-BNN")
 
-============================  ======================================================================
-classification                ``reliability``, ``risk_coverage``, ``ood_scores``, ``member_bars``,
-                              ``decision_map``
-regression                    ``regression_band``, ``parity``, ``interval_calibration``
-segmentation                  ``class_map``, ``value_map``
-posterior                     ``posterior_correlation``, ``posterior_factors``
-comparison                    ``curve`` (training, corruption), ``trade_off``, ``name_beside``
-============================  ======================================================================
+- classification: ``reliability``, ``risk_coverage``, ``ood_scores``, ``member_bars``, ``decision_map``
+- regression: ``regression_band``, ``parity``, ``interval_calibration``
+- segmentation: ``class_map``, ``value_map``
+- posterior: ``posterior_correlation``, ``posterior_factors``
+- comparison: ``curve`` (training, corruption), ``trade_off``, ``name_beside``
 
 Arrays may be torch tensors on the CPU or anything else that numpy reads. ``color`` is any colour of
 matplotlib, by default the next of the axes' cycle. Text and lines follow ``matplotlib.rcParams``. Marks carry
@@ -32,6 +29,32 @@ from matplotlib.patches import StepPatch
 from lpbnn.metrics.calibration import ReliabilityBins
 from lpbnn.model import UncertainModel
 from lpbnn.predict import predict
+
+__all__ = [
+    "class_map",
+    "class_pixels",
+    "curve",
+    "decision_map",
+    "interval_calibration",
+    "interval_coverage",
+    "member_bars",
+    "name_beside",
+    "ood_scores",
+    "palette",
+    "parity",
+    "picture",
+    "posterior_correlation",
+    "posterior_factors",
+    "regression_band",
+    "reliability",
+    "risk_coverage",
+    "risk_curve",
+    "similar_first",
+    "strongest",
+    "trade_off",
+    "value_map",
+    "value_pixels",
+]
 
 TITLE = "title:"  # what a gid of a mark starts with
 FEW = 10  # examples of a bin: fewer say little, and their bar is pale

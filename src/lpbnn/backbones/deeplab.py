@@ -8,8 +8,8 @@ the skip of 48 channels, two 3x3 convolutions, the last layer). So the paper's v
   the part with large maps (``decoder.refine``) member by member if that is cheaper (``lpbnn.members``);
 - LP-BNN+GN: the same with ``norm="group", standardise=True`` for the network, which puts group norm in
   the place of the decoder's batch norm and standardises the weights of its convolutions
-  (Qiao et al., 2019), :math:`\hat W = (W - \bar W) / \sigma_W` over the inputs of every output channel.
-  The members' factors scale :math:`\hat W`.
+  (Qiao et al., 2019), $\hat W = (W - \bar W) / \sigma_W$ over the inputs of every output channel.
+  The members' factors scale $\hat W$.
 
 Wherever no norm follows a convolution, its weight has a scale to learn and is never standardised: the last
 layer, the depthwise half of a separable one, and the one behind ASPP's image pooling. That one has no norm

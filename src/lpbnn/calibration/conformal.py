@@ -1,21 +1,19 @@
 r"""Split conformal prediction: sets and intervals that contain the truth as often as asked for.
 
-With scores :math:`s_1, \dots, s_n` of held-out examples, and q the :math:`\lceil (n + 1) \ell \rceil`-th
-smallest of them, the set of all y with :math:`s(x, y) \le q` contains the label of a further example with
-a probability of at least the level :math:`\ell`, and at most :math:`\ell + 1 / (n + 1)` if no scores are
+With scores $s_1, \dots, s_n$ of held-out examples, and q the $\lceil (n + 1) \ell \rceil$-th
+smallest of them, the set of all y with $s(x, y) \le q$ contains the label of a further example with
+a probability of at least the level $\ell$, and at most $\ell + 1 / (n + 1)$ if no scores are
 equal. This holds for every model and every n, if the held-out examples and those predicted are
 exchangeable: not under shift, and not for the pixels of one image. It is an average over examples;
 ``by_class`` gives it for every class. A set may be empty: then no class fits as the held-out labels did.
 
-==============  ====================================================================================
-``lac``         :math:`1 - p_y`: the smallest sets on average (Sadinle et al., 2019)
-``aps``         the probability of y and of all classes before it, in descending order; larger sets
-                for examples that are harder (Romano et al., 2020)
-``raps``        the same, plus ``penalty`` for every place of y beyond ``free_classes``: fewer very
-                large sets (Angelopoulos et al., 2021)
-``absolute``    :math:`|y - m|`: intervals of one width
-``normalised``  :math:`|y - m| / \sqrt{v}`, v the total variance: wider where the model is less sure
-==============  ====================================================================================
+- ``lac``: $1 - p_y$: the smallest sets on average (Sadinle et al., 2019)
+- ``aps``: the probability of y and of all classes before it, in descending order; larger sets for examples
+  that are harder (Romano et al., 2020)
+- ``raps``: the same, plus ``penalty`` for every place of y beyond ``free_classes``: fewer very large sets
+  (Angelopoulos et al., 2021)
+- ``absolute``: $|y - m|$: intervals of one width
+- ``normalised``: $|y - m| / \sqrt{v}$, v the total variance: wider where the model is less sure
 """
 
 import math
@@ -202,7 +200,7 @@ def class_scores(
 
 
 def conformal_quantile(scores: Tensor, level: float, name: str = "") -> Tensor:
-    r"""Return the :math:`\lceil (n + 1) \ell \rceil`-th smallest of sorted scores (n, ...).
+    r"""Return the $\lceil (n + 1) \ell \rceil$-th smallest of sorted scores (n, ...).
 
     Example:
         >>> conformal_quantile(torch.arange(1, 100).double(), 0.9)

@@ -1,12 +1,12 @@
 r"""The noise scale: how much of the posterior's noise a prediction uses, fitted on held-out data.
 
-Every draw of the posterior has its standard deviation multiplied by :math:`\tau`. More noise makes the
-averaged probabilities less sure. The rule is **the** :math:`\tau` **at which the fitted temperature is
+Every draw of the posterior has its standard deviation multiplied by $\tau$. More noise makes the
+averaged probabilities less sure. The rule is **the** $\tau$ **at which the fitted temperature is
 one**: the noise alone then accounts for the overconfidence. It has one answer, while the NLL of held-out data
-hardly changes with :math:`\tau`.
+hardly changes with $\tau$.
 
 With T as in ``lpbnn.calibration.scaling``, the temperature is one where
-:math:`g(\tau) = \partial NLL / \partial \log T` at T = 1 is zero; g is negative for an overconfident model
+$g(\tau) = \partial NLL / \partial \log T$ at T = 1 is zero; g is negative for an overconfident model
 and grows with the noise.
 """
 

@@ -1,7 +1,9 @@
 r"""Temperature and vector scaling: a few numbers that make probabilities fit held-out labels.
 
-.. math:: p(y|x) = \frac1S \sum_s \mathrm{softmax}(a \odot o_s(x) + b)_y, \quad
-    a, b = \arg\min -\sum_i \log p(y_i|x_i)
+$$
+p(y|x) = \frac1S \sum_s \mathrm{softmax}(a \odot o_s(x) + b)_y, \quad
+a, b = \arg\min -\sum_i \log p(y_i|x_i)
+$$
 
 A temperature is one a = 1 / T for all classes and b = 0; vector scaling has an a and a b for every class.
 The outputs of every member are rescaled and the probabilities averaged afterwards, and the loss is that of

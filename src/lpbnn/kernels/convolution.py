@@ -2,9 +2,10 @@ r"""A convolution with member factors that is quick without a compiler.
 
 y = s * conv(W, r * x), rows member-major, and with g the gradient by y and h = conv^T(W, s * g):
 
-.. math::
-    \frac{\partial L}{\partial s_j} = \sum_{rows\,of\,j, pixels} g \odot conv(W, r x), \qquad
-    \frac{\partial L}{\partial r_j} = \sum_{rows\,of\,j, pixels} h \odot x
+$$
+\frac{\partial L}{\partial s_j} = \sum_{rows\,of\,j, pixels} g \odot conv(W, r x), \qquad
+\frac{\partial L}{\partial r_j} = \sum_{rows\,of\,j, pixels} h \odot x
+$$
 
 Autograd does the same in twice as many calls, which limits training on a GPU where the host starts each of
 them, and keeps r * x too. Here x is kept, which the layer before mostly keeps as well.

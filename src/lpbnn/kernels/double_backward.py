@@ -3,10 +3,10 @@ r"""Loss terms that contain a gradient, compiled into one graph with fast convol
 ``run_in_one_graph`` serves losses such as a gradient penalty, which autograd differentiates twice: once by
 the inputs, as part of the loss, and once by the weights. A compiled graph cannot be differentiated twice,
 but it can contain the first gradient as a part of its forward pass. In that graph every convolution
-:math:`y = W * x` is replaced by ``convolution``, because torch's own formula for the second derivative is a
+$y = W * x$ is replaced by ``convolution``, because torch's own formula for the second derivative is a
 convolution with a kernel as large as the image. The gradient by the input is a transposed convolution,
 
-.. math:: g_x = W *^T g_y,
+$$g_x = W *^T g_y,$$
 
 so its derivative by the weights is the weight gradient of that transposed convolution, for which the
 libraries have kernels. On an H200 this made DUQ's compiled step on a WRN-16-4 2.7 times as fast (8,960 to
@@ -59,7 +59,7 @@ def as_leaf(x: Tensor) -> Tensor:
 
 
 def gradient_norms(output: Tensor, inputs: list[Tensor]) -> Tensor:
-    r"""Return :math:`\|\nabla_{x_i} output\|` of every row i of the inputs together, (B,).
+    r"""Return $\|\nabla_{x_i} output\|$ of every row i of the inputs together, (B,).
 
     Args:
         output: a scalar.

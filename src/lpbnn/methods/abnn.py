@@ -1,23 +1,25 @@
 r"""ABNN: Gaussian noise on the scales of the norms makes a trained network Bayesian in a few epochs.
 
-.. math::
-    h = \gamma_j (1 + \sigma \epsilon) \odot \frac{u - \mathrm{mean}(u)}{\mathrm{std}(u)} + \beta_j, \quad
-    \epsilon \sim N(0, I), \quad p(y|x) = \tfrac1J \sum_j p(y|x, W, \gamma_j, \beta_j, \epsilon_j)
+$$
+h = \gamma_j (1 + \sigma \epsilon) \odot \frac{u - \mathrm{mean}(u)}{\mathrm{std}(u)} + \beta_j, \quad
+\epsilon \sim N(0, I), \quad p(y|x) = \tfrac1J \sum_j p(y|x, W, \gamma_j, \beta_j, \epsilon_j)
+$$
 
-    L = \tfrac1J \sum_j \overline{- \eta_{j, y} \log p(y|x, W, \gamma_j, \beta_j, \epsilon_j)}
+$$L = \tfrac1J \sum_j \overline{- \eta_{j, y} \log p(y|x, W, \gamma_j, \beta_j, \epsilon_j)}$$
 
-for every batch, layer, group, instance and RMS norm of the network that has a scale. :math:`\eta_{j, c}` is
-``class_weight`` for :math:`\lfloor \sqrt K \rfloor` of the K classes, drawn for each member when the model
+for every batch, layer, group, instance and RMS norm of the network that has a scale. $\eta_{j, c}$ is
+``class_weight`` for $\lfloor \sqrt K \rfloor$ of the K classes, drawn for each member when the model
 is built, and 1 for the others: it leads the members to different modes. Build the model from a trained
 network, train it for a few epochs at a small learning rate, and predict with several draws.
 
-Where this differs from the released code (torch-uncertainty), which fine-tunes J whole networks and draws
-:math:`\epsilon` for every activation: here the members share all weights but :math:`\gamma_j` and
-:math:`\beta_j`, and run as rows of one batch; a member of a prediction is one network, with one
-:math:`\epsilon` per channel; every norm is taken, not batch norm alone; the network as it was given is no
-additional member; a likelihood without classes has no :math:`\eta`; a network without norms has noise on
-the outputs of its layers, :math:`\gamma_j (1 + \sigma \epsilon) \odot W u + b_j` with :math:`\gamma_j = 1`
-before training.
+A likelihood without classes has no $\eta$. A network without norms has noise on the outputs of its layers,
+$\gamma_j (1 + \sigma \epsilon) \odot W u + b_j$ with $\gamma_j = 1$ before training.
+
+Differences from the paper:
+    The released code (torch-uncertainty) fine-tunes J whole networks and draws $\epsilon$ for every activation.
+    Here the members share all weights but $\gamma_j$ and $\beta_j$, and run as rows of one batch; a member of
+    a prediction is one network, with one $\epsilon$ per channel; every norm is taken, not batch norm alone; and
+    the network as it was given is no additional member.
 
 Franchi, Laurent, Leguery, Bursuc, Pilzer, Yao: Make me a BNN: a simple strategy for estimating Bayesian
 uncertainty from pre-trained models, CVPR 2024.

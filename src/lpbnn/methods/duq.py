@@ -1,30 +1,36 @@
 r"""DUQ: one pass; confidence is the distance of the features to the nearest class centroid.
 
-.. math::
-    K_c(x) = \exp\left(-\frac{\|W_c f(x) - e_c\|^2 / n}{2 \sigma^2}\right), \quad
-    \text{OOD score} = 1 - \max_c K_c
+$$
+K_c(x) = \exp\left(-\frac{\|W_c f(x) - e_c\|^2 / n}{2 \sigma^2}\right), \quad
+\text{OOD score} = 1 - \max_c K_c
+$$
 
-    L = \overline{-w \sum_c y_c \log K_c + (1 - y_c) \log(1 - K_c)}
-        + \lambda \, \overline{\left(\left\|\nabla_x \sum_c K_c\right\| - 1\right)^2}
+$$
+L = \overline{-w \sum_c y_c \log K_c + (1 - y_c) \log(1 - K_c)}
++ \lambda \, \overline{\left(\left\|\nabla_x \sum_c K_c\right\| - 1\right)^2}
+$$
 
-    N_c \leftarrow \gamma N_c + (1 - \gamma) n_c, \quad
-    m_c \leftarrow \gamma m_c + (1 - \gamma) \sum_{i: y_i = c} W_c f(x_i), \quad e_c = m_c / N_c
+$$
+N_c \leftarrow \gamma N_c + (1 - \gamma) n_c, \quad
+m_c \leftarrow \gamma m_c + (1 - \gamma) \sum_{i: y_i = c} W_c f(x_i), \quad e_c = m_c / N_c
+$$
 
 f are the features before the network's last ``nn.Linear``, which is removed (``lpbnn.undo`` puts it back).
 n is the size of a centroid, and n_c the number of examples of class c in the batch. ``after_step`` updates
 the centroids with the features of the last batch, computed after the optimizer step and in evaluation mode.
-The weight w is 1 / C as in the released code for up to ten classes, and 1 as in the paper for more
-(``bce``): with 1 / 100 nothing is learned.
-
 The two-sided gradient penalty keeps distances between inputs visible in the features. It is differentiated
 twice, which makes an epoch of a WRN-16-4 2.6 times as long (H200). Attention runs with torch's reference
 implementation in the penalised loss, because fused attention has no second derivative. Under
 ``torch.compile`` the penalised loss is one graph if possible and otherwise runs outside the compiler
 (``lpbnn.kernels.double_backward``).
 
-The model's outputs are :math:`\log K_c`, bounded below by -1e30. The K_c are not a distribution; the
-probabilities of a prediction are :math:`K_c / \sum K`, the softmax of the outputs, which do not contain the
+The model's outputs are $\log K_c$, bounded below by -1e30. The K_c are not a distribution; the
+probabilities of a prediction are $K_c / \sum K$, the softmax of the outputs, which do not contain the
 distance. The paper trains with a learning rate of 0.05 and weight decay 5e-4; larger rates diverge.
+
+Differences from the paper:
+    The weight w is 1 / C as in the released code for up to ten classes, and 1 as in the paper for more
+    (``bce``): with 1 / 100 nothing is learned.
 
 van Amersfoort, Smith, Teh, Gal: Uncertainty estimation using a single deep deterministic neural network,
 ICML 2020.
@@ -237,7 +243,7 @@ class DUQ(UncertainModel):
 
 
 def input_penalty(output: Tensor, inputs: list[Tensor], weight: Tensor | None = None) -> Tensor:
-    r"""Return the mean over the examples of :math:`(\|\nabla_x output\| - 1)^2`.
+    r"""Return the mean over the examples of $(\|\nabla_x output\| - 1)^2$.
 
     Args:
         output: a scalar.

@@ -1,6 +1,6 @@
 r"""Deep Ensembles: J independent networks from J initial weights; their probabilities are averaged.
 
-.. math:: p(y|x) = \tfrac1J \sum_j p(y|x, W_j), \quad W_j = \arg\min \overline{NLL}(W_j)
+$$p(y|x) = \tfrac1J \sum_j p(y|x, W_j), \quad W_j = \arg\min \overline{NLL}(W_j)$$
 
 The members are trained together and stay independent: **the gradient of every member is the one it
 would have alone**, so learning rate, weight decay and schedule are those of a single network. The

@@ -1,45 +1,50 @@
 r"""LP-BNN: the posterior of the factors r, encoded in a small latent space per layer.
 
-.. math::
-    z_j \sim N(\mu(r_j), \sigma^2(r_j)), \quad \hat r_j = D z_j + d, \quad
-    W_j = W \odot (s_j \hat r_j^T)
+Every layer has one weight W, and every member j its own factors r_j and s_j, which scale the layer's inputs
+and outputs. A small autoencoder per layer, shared by the members, maps r_j to a Gaussian over a few latent
+numbers z; a draw of z, decoded, is the factor that the layer uses. So the posterior costs a few small
+matrices per layer, and the entries of r are correlated.
 
-    L = \overline{NLL} + \frac{1}{L} \sum_{layers} \left( a \, KL(q(z|r) \| N(0, I))
-        + b \, \|r - \hat r\|^2 \right)
+$$
+z_j \sim N(\mu(r_j), \sigma^2(r_j)), \quad \hat r_j = D z_j + d, \quad
+W_j = W \odot (s_j \hat r_j^T)
+$$
 
-KL and squared error are averaged over members, as the NLL is. ``lpbnn.rank_one.vae`` has the scaling of
-encoder and decoder. There are two variants:
+$$
+\mathcal{L} = \overline{NLL} + \frac{1}{L} \sum_{\text{L layers}} \left( a \, KL(q(z|r) \| N(0, I))
++ b \, \|r - \hat r\|^2 \right)
+$$
 
-==================  ===========================================  ================================
-\                   ``variant="default"``                        ``variant="paper"``
-==================  ===========================================  ================================
-learned             encoder, d, s, W                             r, encoder, D, d, s, W
-reconstruction      of the posterior mean of r^                  of the sampled r^ (its exact
-                                                                 expectation over z)
-weighting           "balanced"                                   "equation"
-``init_std``        0.1                                          0.5
-==================  ===========================================  ================================
+The encoder gives $\mu$ and $\log \sigma^2$; D and d are the decoder. KL and squared error are averaged over
+members, as the NLL is. The weightings (N training examples, m inputs of the layer):
 
-The default was found by measurement (docs/project/lab-notes.md). Reconstructing the sampled r^ counts noise
-as error and shrinks it in every step, whatever the data say; a learned D makes the noise small whatever
-sigma is, which the KL does not see; a learned r lets the members drift together. In all three cases the
-network becomes overconfident. The weightings (N training examples, m inputs of the layer):
-
-============  =====  ==========  ==========================================================
-weighting     a      b           meaning
-============  =====  ==========  ==========================================================
-``balanced``  1 / N  1 / m       the KL of the bound, and a mean squared error that binds
-                                 r^ to the r that was drawn: members stay apart
-``equation``  1 / N  1 / N       the paper's equation to the letter, divided by N
-``authors``   1      1 / m       the released code; unstable at large learning rates
-============  =====  ==========  ==========================================================
+| weighting | a | b | meaning |
+| --- | --- | --- | --- |
+| ``balanced`` | 1 / N | 1 / m | the KL of the bound; a mean squared error that keeps r^ at the drawn r |
+| ``equation`` | 1 / N | 1 / N | the paper's equation to the letter, divided by N |
+| ``authors`` | 1 | 1 / m | the released code; unstable at large learning rates |
 
 The noise that r^ ends with is about what ``log_variance`` gave every layer: at 1 / N the KL is too weak,
 and a training too short, for sigma to be learned. ``kl_weight`` sets another a: NLL and KL balance where
-:math:`\sigma_i^2 = a / (a + L h_i)`, h_i the curvature of a member's NLL along z_i.
+$\sigma_i^2 = a / (a + L h_i)$, h_i the curvature of a member's NLL along z_i.
 
-Franchi et al.: Encoding the latent posterior of Bayesian neural networks for uncertainty
-quantification, 2020.
+There are two variants:
+
+| | ``variant="default"`` | ``variant="paper"`` |
+| --- | --- | --- |
+| learned | encoder, d, s, W | r, encoder, D, d, s, W |
+| reconstruction | of the posterior mean of r^ | of the sampled r^ (its exact expectation over z) |
+| weighting | "balanced" | "equation" |
+| ``init_std`` | 0.1 | 0.5 |
+
+Differences from the paper:
+    ``variant="paper"`` is the paper to the letter. The default was found by measurement (lab notes).
+    Reconstructing the sampled r^ counts noise as error and shrinks it in every step, whatever the data say; a
+    learned D makes the noise small whatever sigma is, which the KL does not see; a learned r lets the members
+    drift together. In all three cases the network becomes overconfident.
+
+Franchi, Bursuc, Aldea, Dubuisson, Bloch: Encoding the latent posterior of Bayesian neural networks for
+uncertainty quantification, IEEE TPAMI 46(4), 2024.
 """
 
 import dataclasses

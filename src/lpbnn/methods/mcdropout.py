@@ -1,6 +1,9 @@
 r"""MC dropout: dropout stays on at prediction, and every pass is a draw from an approximate posterior.
 
-.. math:: p(y|x) = \tfrac1S \sum_s p(y|x, W \odot m_s), \quad m_s \sim \mathrm{Bernoulli}(1 - \text{rate})
+A network trained with dropout is an approximation to a Bayesian one whose weights are switched off at random;
+S passes with different masks are S members.
+
+$$p(y|x) = \tfrac1S \sum_s p(y|x, W \odot m_s), \quad m_s \sim \mathrm{Bernoulli}(1 - \text{rate})$$
 
 Where dropout acts:
 

@@ -1,6 +1,9 @@
 r"""MCP: the plain network; its confidence is the maximum class probability.
 
-.. math:: p(y|x) = \mathrm{softmax}(f(x)), \quad \text{score} = 1 - \max_c p_c
+The baseline of every comparison: one deterministic network, no members, no epistemic uncertainty. Its
+uncertainty is that of its own class probabilities; in regression, the variance that it predicts.
+
+$$p(y|x) = \mathrm{softmax}(f(x)), \quad \text{score} = 1 - \max_c p_c$$
 
 Hendrycks, Gimpel: A baseline for detecting misclassified and out-of-distribution examples, ICLR 2017.
 """

@@ -1,12 +1,13 @@
 r"""Mean-field BNN: a Gaussian over every weight and bias, trained by Bayes by backprop.
 
-.. math::
-    W = \mu + \sigma \odot \epsilon, \quad \epsilon \sim N(0, 1), \quad \sigma = \log(1 + e^\rho)
+Twice the parameters of the network: a mean and a standard deviation for each. A pass draws all weights.
 
-    L = \overline{NLL} + \frac{\beta}{N} \sum_{layers} KL(N(\mu, \sigma^2) \,\|\, N(0, \sigma_0^2))
+$$W = \mu + \sigma \odot \epsilon, \quad \epsilon \sim N(0, 1), \quad \sigma = \log(1 + e^\rho)$$
+
+$$L = \overline{NLL} + \frac{\beta}{N} \sum_{layers} KL(N(\mu, \sigma^2) \,\|\, N(0, \sigma_0^2))$$
 
 The KL is summed over the entries of all converted layers and divided by N, the number of training examples
-(``num_data``); :math:`\beta` grows from 0 to 1 over the first ``anneal`` of the epochs. The given weights
+(``num_data``); $\beta$ grows from 0 to 1 over the first ``anneal`` of the epochs. The given weights
 become the posterior mean unchanged, and ``lpbnn.undo`` returns the mean network. The prior replaces weight
 decay for the converted layers.
 
@@ -14,7 +15,7 @@ decay for the converted layers.
 gradient and costs a second pass through every layer. With random signs s, t in {-1, 1} per example and
 channel,
 
-.. math:: y = \mu x + t \odot ((\sigma \odot \epsilon)(s \odot x))
+$$y = \mu x + t \odot ((\sigma \odot \epsilon)(s \odot x))$$
 
 ``prior_std`` is 1 by default, as in TensorFlow Probability and Bayesian-Torch; None uses the scale of He's
 initialiser, sqrt(2 / fan-in), layer by layer.

@@ -1,8 +1,12 @@
 r"""MIMO: one network with M inputs and M outputs trains M subnetworks at the price of one.
 
-.. math::
-    (o_1, ..., o_M) = f(x_1, ..., x_M), \quad L = \sum_m \overline{NLL}(o_m, y_m), \quad
-    p(y|x) = \tfrac1M \sum_m p(y | f_m(x, ..., x))
+The subnetworks share all layers but the first and the last, and become independent because each must predict
+its own input among M that are seen together. The network needs capacity for M of them.
+
+$$
+(o_1, ..., o_M) = f(x_1, ..., x_M), \quad L = \sum_m \overline{NLL}(o_m, y_m), \quad
+p(y|x) = \tfrac1M \sum_m p(y | f_m(x, ..., x))
+$$
 
 In training every head sees the batch in an order of its own and predicts for its own input only; in
 evaluation all heads see the same input. A training step shows each example ``batch_repetitions`` times, at

@@ -1,11 +1,15 @@
 r"""Rank-1 BNN: BatchEnsemble with a Gaussian over every entry of r and s.
 
-.. math::
-    W_j = W \odot (s_j r_j^T), \; r_j \sim N(\mu, \sigma^2), \; s_j \sim N(\mu, \sigma^2), \quad
-    L = \overline{NLL} + \tfrac{\beta}{N} \sum_{layers} KL(q \| N(1, 0.1^2))
+Every member has a mean and a standard deviation for each entry of its factors. The weights W that the members
+share are a point estimate, so the posterior costs about as many numbers as the factors.
 
-The KL is summed over the entries and averaged over members; beta grows in
-equal steps to 1 over ``anneal`` of the epochs.
+$$
+W_j = W \odot (s_j r_j^T), \; r_j \sim N(\mu, \sigma^2), \; s_j \sim N(\mu, \sigma^2), \quad
+L = \overline{NLL} + \tfrac{\beta}{N} \sum_{layers} KL(q \| N(1, 0.1^2))
+$$
+
+The KL is summed over the entries and averaged over members; $\beta$ grows in equal steps to 1 over
+``anneal`` of the epochs. ``prior_std`` is the 0.1 of the prior.
 
 Dusenberry et al.: Efficient and scalable Bayesian neural nets with rank-1 factors, ICML 2020.
 """

@@ -1,35 +1,43 @@
 r"""TRADI: a Gaussian over every weight, tracked along the training of one network.
 
+A Gaussian for every weight is estimated from the weights that an ordinary training passes through.
 Two scalar Kalman filters per trainable weight w, one for its mean and one for its variance, are updated
-after every optimizer step t (learning rate :math:`\eta`, gradient g):
+after every optimizer step t (learning rate $\eta$, gradient g):
 
-.. math::
-    \text{state:} \quad \mu_t = \mu_{t-1} - \eta g_t + \epsilon_\mu, \quad
-        \sigma^2_t = \sigma^2_{t-1} + (\eta g_t)^2 + \epsilon_\sigma
-    \qquad \text{measured:} \quad w_t, \quad (w_t - \mu_t)^2
+$$
+\text{state:} \quad \mu_t = \mu_{t-1} - \eta g_t + \epsilon_\mu, \quad
+\sigma^2_t = \sigma^2_{t-1} + (\eta g_t)^2 + \epsilon_\sigma
+\qquad \text{measured:} \quad w_t, \quad (w_t - \mu_t)^2
+$$
 
-    \mu_t = (1 - K_t)(\mu_{t-1} - \eta g_t) + K_t w_t, \quad
-    \sigma^2_t = (1 - K'_t)(\sigma^2_{t-1} + (\eta g_t)^2) + K'_t (w_t - \mu_t)^2
+$$
+\mu_t = (1 - K_t)(\mu_{t-1} - \eta g_t) + K_t w_t, \quad
+\sigma^2_t = (1 - K'_t)(\sigma^2_{t-1} + (\eta g_t)^2) + K'_t (w_t - \mu_t)^2
+$$
 
-    K_t = 1 / n_t, \quad n_t = 1 + \frac{n_{t-1}}{1 + n_{t-1} Q / R}, \quad n_0 = 0
+$$K_t = 1 / n_t, \quad n_t = 1 + \frac{n_{t-1}}{1 + n_{t-1} Q / R}, \quad n_0 = 0$$
 
 Q is the noise of the state (1e-4 for the mean, 5e-5 for the variance), R = 10 that of a measurement, and n
 the number of steps that the filter remembers (the Riccati equation with P = R / n). K_1 = 1, so the filter
 starts as the plain average over the steps and ends as a moving average over the last 317 (mean) and 448
-(variance) steps. (The released code starts from the prior of the weights and needs 1,000 steps to leave
-it.) If ``after_step`` is called without the learning rate, the state is a random walk that follows the
-measurements alone. Under momentum or Adam, whose steps are far from :math:`\eta g`, that changes little.
+(variance) steps. If ``after_step`` is called without the learning rate, the state is a random walk that
+follows the measurements alone. Under momentum or Adam, whose steps are far from $\eta g$, that changes little.
 
 ``after_fit`` draws J networks. Weights of one tensor are correlated by a Gaussian kernel of their means,
-:math:`\Sigma_{ik} = \sigma_i \sigma_k \exp(-\ell^2 (\mu_i - \mu_k)^2 / 2)`, through D random Fourier
+$\Sigma_{ik} = \sigma_i \sigma_k \exp(-\ell^2 (\mu_i - \mu_k)^2 / 2)$, through D random Fourier
 features, so that no covariance matrix is formed:
 
-.. math::
-    w_i = \mu_i + \sigma_i \sqrt{2 / D} \sum_d \cos(\theta_d \mu_i + b_d) \, z_d, \quad
-    \theta_d \sim N(0, \ell^2), \; b_d \sim U(0, 2\pi), \; z_d \sim N(0, 1)
+$$
+w_i = \mu_i + \sigma_i \sqrt{2 / D} \sum_d \cos(\theta_d \mu_i + b_d) \, z_d, \quad
+\theta_d \sim N(0, \ell^2), \; b_d \sim U(0, 2\pi), \; z_d \sim N(0, 1)
+$$
 
-with one phase b_d per feature for all weights (one per weight, as in the released code, would make them
-independent). Every drawn network gets its own batch norm statistics from the training data.
+with one phase b_d per feature for all weights. Every drawn network gets its own batch norm statistics from
+the training data.
+
+Differences from the released code:
+    It starts the filters from the prior of the weights and needs 1,000 steps to leave it. It draws a phase per
+    weight, which makes the weights independent.
 
 Franchi, Bursuc, Aldea, Dubuisson, Bloch: TRADI: tracking deep neural network weight distributions, ECCV
 2020.

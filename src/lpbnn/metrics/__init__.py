@@ -3,20 +3,20 @@ r"""Metrics with their conventions written down: calibration, detection, segment
 Most metrics are a function for data at hand and a streaming ``torchmetrics.Metric`` for data in
 batches; both give the same number. Those that sort all data, or compare all members, are functions
 only. The classes named ``...Metrics`` compute a family in one pass and return ``dict[str, float]``;
-the others return a scalar tensor. :data:`METRICS` says what each key means and which way is better.
+the others return a scalar tensor. `METRICS` says what each key means and which way is better.
 
-=========================  ========================================================================
-classification             accuracy, NLL, Brier                        probs (N, C), labels (N,)
-calibration                ECE, reliability diagram, cA / cE           probs (N, C), labels (N,)
-\                          adaptive and classwise ECE                  (functions only)
-selective prediction       risk-coverage curve, AURC, AUGRC            uncertainty, losses (N,)
-prediction sets            coverage, size                              sets (N, C), labels (N,)
-detection, pooled          AUROC, AUPR, FPR95; OOD is positive         scores, is_ood (same shape)
-segmentation               mIoU, per-image and pooled detection        maps (N, C, H, W) or (N, H, W)
-diversity                  ratio-error, Q, correlation, disagreement   members (S, N, C), labels (N,)
-regression                 mixture NLL, RMSE, coverage                 means, variances (S, N)
-\                          CRPS, quantile calibration                  (functions only)
-=========================  ========================================================================
+| metrics | | inputs |
+| --- | --- | --- |
+| classification | accuracy, NLL, Brier | probs (N, C), labels (N,) |
+| calibration | ECE, reliability diagram, cA, cE | probs (N, C), labels (N,) |
+| | adaptive and classwise ECE (functions only) | probs (N, C), labels (N,) |
+| selective prediction | risk-coverage curve, AURC, AUGRC | uncertainty, losses (N,) |
+| prediction sets | coverage, size | sets (N, C), labels (N,) |
+| detection, pooled | AUROC, AUPR, FPR95; OOD is positive | scores, is_ood (same shape) |
+| segmentation | mIoU, per-image and pooled detection | maps (N, C, H, W) or (N, H, W) |
+| diversity | ratio-error, Q, correlation, disagreement | members (S, N, C), labels (N,) |
+| regression | mixture NLL, RMSE, coverage | means, variances (S, N) |
+| | CRPS, quantile calibration (functions only) | means, variances (S, N) |
 
 Nothing to average, one class only, NaN, labels out of range, rows that do not sum to one: all raise
 ``ValueError``, at ``update`` for shapes and dtypes and at ``compute`` for values.

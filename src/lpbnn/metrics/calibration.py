@@ -1,7 +1,7 @@
 r"""Does a confidence of 0.8 mean right eight times in ten? ECE and the reliability diagram.
 
-Bins are equal-width and closed above, :math:`B_b = (\frac{b-1}{B}, \frac{b}{B}]`, with
-:math:`B = 15`; the confidence is the largest class probability.
+Bins are equal-width and closed above, $B_b = (\frac{b-1}{B}, \frac{b}{B}]$, with
+$B = 15$; the confidence is the largest class probability.
 """
 
 import math
@@ -40,7 +40,7 @@ class ReliabilityBins:
 
 
 class ECE(ProbabilityTally):
-    """Streaming :func:`ece`: 15 bins of state, whatever the number of examples.
+    """Streaming `ece`: 15 bins of state, whatever the number of examples.
 
     >>> metric = ECE()
     >>> metric.update(torch.tensor([[0.8, 0.2]]), torch.tensor([0]))
@@ -53,7 +53,7 @@ class ECE(ProbabilityTally):
     higher_is_better: bool | None = False
 
     def reliability(self) -> ReliabilityBins:
-        """The reliability diagram of everything seen, on the CPU; see :func:`reliability`."""
+        """The reliability diagram of everything seen, on the CPU; see `reliability`."""
         return reliability_of(self)
 
 
@@ -72,8 +72,10 @@ def ece(
 ) -> float:
     r"""Expected calibration error: the gap between confidence and accuracy, weighted by bin.
 
-    .. math:: \mathrm{ECE} = \sum_{b=1}^{B} \frac{|B_b|}{N}
-              \left|\mathrm{acc}(B_b) - \mathrm{conf}(B_b)\right|
+    $$
+    \mathrm{ECE} = \sum_{b=1}^{B} \frac{|B_b|}{N}
+    \left|\mathrm{acc}(B_b) - \mathrm{conf}(B_b)\right|
+    $$
 
     ``probs`` is (N, C) or (N, C, H, W), ``labels`` (N,) or (N, H, W).
 
@@ -89,8 +91,10 @@ def reliability(
 ) -> ReliabilityBins:
     r"""Per bin: mean confidence, accuracy and count, the bars of a reliability diagram.
 
-    .. math:: \mathrm{conf}(B_b) = \frac{1}{|B_b|} \sum_{i \in B_b} \max_c p_{ic}, \quad
-              \mathrm{acc}(B_b) = \frac{1}{|B_b|} \sum_{i \in B_b} [\hat y_i = y_i]
+    $$
+    \mathrm{conf}(B_b) = \frac{1}{|B_b|} \sum_{i \in B_b} \max_c p_{ic}, \quad
+    \mathrm{acc}(B_b) = \frac{1}{|B_b|} \sum_{i \in B_b} [\hat y_i = y_i]
+    $$
 
     >>> bins = reliability(torch.tensor([[0.9, 0.1], [0.7, 0.3]]), torch.tensor([0, 1]), num_bins=4)
     >>> bins.confidence, bins.accuracy, bins.count
@@ -132,8 +136,10 @@ def classwise_ece(
 ) -> float:
     r"""ECE of the probability of every class, not of the largest one alone; mean over the classes.
 
-    .. math:: \frac1C \sum_c \sum_b \frac{|B_{bc}|}{N} \left|\mathrm{freq}_c(B_{bc}) -
-              \overline{p_c}(B_{bc})\right|
+    $$
+    \frac1C \sum_c \sum_b \frac{|B_{bc}|}{N} \left|\mathrm{freq}_c(B_{bc}) -
+    \overline{p_c}(B_{bc})\right|
+    $$
 
     Kull et al.: Beyond temperature scaling, NeurIPS 2019.
 
@@ -153,7 +159,7 @@ def classwise_ece(
 def _checked_rows(
     probs: Tensor, labels: Tensor, num_bins: int, ignore_index: base.IgnoreIndex
 ) -> tuple[Tensor, Tensor]:
-    """Return float64 rows (N, C) and labels (N,) that count, of the inputs of :func:`ece`."""
+    """Return float64 rows (N, C) and labels (N,) that count, of the inputs of `ece`."""
     base.seen_once(ECE(num_bins=num_bins, ignore_index=ignore_index), probs, labels).require_valid()
     counted = base.kept(labels, ignore_index)
     return probs.detach().movedim(1, -1)[counted].double(), labels[counted].long()
@@ -162,10 +168,12 @@ def _checked_rows(
 def corruption_means(results: Iterable[Mapping[str, float]]) -> dict[str, float]:
     r"""cA and cE: accuracy and ECE averaged over the corruption sets, each set counting once.
 
-    .. math:: \mathrm{cA} = \frac{1}{K} \sum_k \mathrm{accuracy}_k, \quad
-              \mathrm{cE} = \frac{1}{K} \sum_k \mathrm{ECE}_k
+    $$
+    \mathrm{cA} = \frac{1}{K} \sum_k \mathrm{accuracy}_k, \quad
+    \mathrm{cE} = \frac{1}{K} \sum_k \mathrm{ECE}_k
+    $$
 
-    ``results`` holds what :class:`ClassificationMetrics` computed on each set (15 corruptions x 5
+    ``results`` holds what `ClassificationMetrics` computed on each set (15 corruptions x 5
     severities: 75 sets).
 
     >>> corruption_means([{"accuracy": 0.9, "ece": 0.25}, {"accuracy": 0.5, "ece": 0.5}])

@@ -39,21 +39,21 @@ class ClassificationMetrics(ProbabilityTally):
 
 
 class Accuracy(ProbabilityTally):
-    """Streaming :func:`accuracy`."""
+    """Streaming `accuracy`."""
 
     key = "accuracy"
     higher_is_better: bool | None = True
 
 
 class NLL(ProbabilityTally):
-    """Streaming :func:`nll`."""
+    """Streaming `nll`."""
 
     key = "nll"
     higher_is_better: bool | None = False
 
 
 class Brier(ProbabilityTally):
-    """Streaming :func:`brier`."""
+    """Streaming `brier`."""
 
     key = "brier"
     higher_is_better: bool | None = False
@@ -62,7 +62,7 @@ class Brier(ProbabilityTally):
 def accuracy(probs: Tensor, labels: Tensor, *, ignore_index: base.IgnoreIndex = None) -> float:
     r"""Share of examples whose most probable class is the label (the first one, on a tie).
 
-    .. math:: \frac{1}{N} \sum_i [\arg\max_c p_{ic} = y_i]
+    $$\frac{1}{N} \sum_i [\arg\max_c p_{ic} = y_i]$$
 
     >>> import torch
     >>> accuracy(torch.tensor([[0.8, 0.2], [0.6, 0.4]]), torch.tensor([0, 1]))
@@ -74,7 +74,7 @@ def accuracy(probs: Tensor, labels: Tensor, *, ignore_index: base.IgnoreIndex = 
 def nll(probs: Tensor, labels: Tensor, *, ignore_index: base.IgnoreIndex = None) -> float:
     r"""Mean negative log-likelihood of the labels, in nats.
 
-    .. math:: -\frac{1}{N} \sum_i \log \max(p_{i y_i}, 2^{-126})
+    $$-\frac{1}{N} \sum_i \log \max(p_{i y_i}, 2^{-126})$$
 
     The floor is the smallest normal float32: a probability that underflowed to zero costs 87.3
     nats instead of making the whole data set infinite.
@@ -89,7 +89,7 @@ def nll(probs: Tensor, labels: Tensor, *, ignore_index: base.IgnoreIndex = None)
 def brier(probs: Tensor, labels: Tensor, *, ignore_index: base.IgnoreIndex = None) -> float:
     r"""Mean Brier score, summed over the classes: 0 is perfect, 2 is sure and wrong.
 
-    .. math:: \frac{1}{N} \sum_i \sum_c \left(p_{ic} - [c = y_i]\right)^2
+    $$\frac{1}{N} \sum_i \sum_c \left(p_{ic} - [c = y_i]\right)^2$$
 
     >>> import torch
     >>> round(brier(torch.tensor([[0.8, 0.2], [0.6, 0.4]]), torch.tensor([0, 1])), 4)

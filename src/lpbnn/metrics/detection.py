@@ -1,7 +1,7 @@
 r"""Does the score tell out-of-distribution inputs from the others? AUROC, AUPR, FPR at 95 % TPR.
 
 **Out-of-distribution is the positive class, and a higher score means more out-of-distribution**
-(1 - max probability, an entropy, ...). With :math:`\mathrm{TP}_k, \mathrm{FP}_k` the numbers of
+(1 - max probability, an entropy, ...). With $\mathrm{TP}_k, \mathrm{FP}_k$ the numbers of
 positives and negatives scored at or above the k-th largest *distinct* score: examples with equal
 scores always move together, so nothing depends on the order of the data.
 
@@ -140,7 +140,7 @@ class DetectionMetrics(ScoreList):
     """AUROC, AUPR and FPR95 together, exactly; keeps 16 bytes per example.
 
     For more than some tens of millions of scores (the pixels of a segmentation set) use
-    :class:`PooledDetectionMetrics`, whose memory is bounded.
+    `PooledDetectionMetrics`, whose memory is bounded.
 
     >>> metrics = DetectionMetrics()
     >>> metrics.update(torch.tensor([0.1, 0.3]), torch.tensor([False, False]))
@@ -155,21 +155,21 @@ class DetectionMetrics(ScoreList):
 
 
 class AUROC(ScoreList):
-    """Streaming :func:`auroc`."""
+    """Streaming `auroc`."""
 
     key = "auroc"
     higher_is_better: bool | None = True
 
 
 class AUPR(ScoreList):
-    """Streaming :func:`aupr`."""
+    """Streaming `aupr`."""
 
     key = "aupr"
     higher_is_better: bool | None = True
 
 
 class FPR95(ScoreList):
-    """Streaming :func:`fpr95`."""
+    """Streaming `fpr95`."""
 
     key = "fpr95"
     higher_is_better: bool | None = False
@@ -178,7 +178,7 @@ class FPR95(ScoreList):
 def auroc(scores: Tensor, is_ood: Tensor) -> float:
     r"""Probability that an out-of-distribution example outscores another one (ties count half).
 
-    .. math:: \mathrm{AUROC} = P(s_+ > s_-) + \tfrac{1}{2} P(s_+ = s_-)
+    $$\mathrm{AUROC} = P(s_+ > s_-) + \tfrac{1}{2} P(s_+ = s_-)$$
 
     ``ValueError`` if one of the two classes is missing.
 
@@ -191,9 +191,11 @@ def auroc(scores: Tensor, is_ood: Tensor) -> float:
 def aupr(scores: Tensor, is_ood: Tensor) -> float:
     r"""Area under the precision-recall curve as average precision (no interpolation).
 
-    .. math:: \mathrm{AP} = \sum_k (R_k - R_{k-1}) P_k, \quad
-              P_k = \frac{\mathrm{TP}_k}{\mathrm{TP}_k + \mathrm{FP}_k}, \quad
-              R_k = \frac{\mathrm{TP}_k}{\mathrm{TP}_\infty}
+    $$
+    \mathrm{AP} = \sum_k (R_k - R_{k-1}) P_k, \quad
+    P_k = \frac{\mathrm{TP}_k}{\mathrm{TP}_k + \mathrm{FP}_k}, \quad
+    R_k = \frac{\mathrm{TP}_k}{\mathrm{TP}_\infty}
+    $$
 
     ``ValueError`` if one of the two classes is missing.
 
@@ -206,8 +208,10 @@ def aupr(scores: Tensor, is_ood: Tensor) -> float:
 def fpr95(scores: Tensor, is_ood: Tensor) -> float:
     r"""False-positive rate at the first (highest) threshold whose true-positive rate reaches .95.
 
-    .. math:: \mathrm{FP}_{k^*} / \mathrm{FP}_\infty, \quad
-              k^* = \min \{k : \mathrm{TP}_k \ge 0.95\, \mathrm{TP}_\infty\}
+    $$
+    \mathrm{FP}_{k^*} / \mathrm{FP}_\infty, \quad
+    k^* = \min \{k : \mathrm{TP}_k \ge 0.95\, \mathrm{TP}_\infty\}
+    $$
 
     No interpolation between thresholds; the anomaly-seg code takes the *nearest* rate to .95
     instead. ``ValueError`` if one of the two classes is missing.

@@ -1,7 +1,7 @@
 r"""Do the members of an ensemble make different errors? Four numbers, averaged over the pairs.
 
-For two members, :math:`N_{11}` examples are right for both, :math:`N_{00}` wrong for both,
-:math:`N_{10}` and :math:`N_{01}` right for one only. A pair for which a ratio is 0/0 (two members
+For two members, $N_{11}$ examples are right for both, $N_{00}$ wrong for both,
+$N_{10}$ and $N_{01}$ right for one only. A pair for which a ratio is 0/0 (two members
 that never err, say) is left out of the mean; if all pairs are, the result is NaN.
 
 Everything takes the members' probabilities (S, N, C), or maps (S, N, C, H, W); only their argmax
@@ -111,7 +111,7 @@ def _diversity(members: Tensor, labels: Tensor, ignore_index: base.IgnoreIndex) 
 def ratio_error(members: Tensor, labels: Tensor, *, ignore_index: base.IgnoreIndex = None) -> float:
     r"""Errors of one member alone per error of both; higher is more diverse.
 
-    .. math:: (N_{10} + N_{01}) / N_{00}
+    $$(N_{10} + N_{01}) / N_{00}$$
 
     Infinite when a pair errs, but never together.
 
@@ -125,7 +125,7 @@ def ratio_error(members: Tensor, labels: Tensor, *, ignore_index: base.IgnoreInd
 def q_statistic(members: Tensor, labels: Tensor, *, ignore_index: base.IgnoreIndex = None) -> float:
     r"""Yule's Q of the two members' correctness, in [-1, 1]; lower is more diverse.
 
-    .. math:: \frac{N_{11} N_{00} - N_{10} N_{01}}{N_{11} N_{00} + N_{10} N_{01}}
+    $$\frac{N_{11} N_{00} - N_{10} N_{01}}{N_{11} N_{00} + N_{10} N_{01}}$$
 
     >>> members = torch.eye(2)[torch.tensor([[0, 0, 1, 1], [0, 1, 0, 1]])]
     >>> q_statistic(members, torch.tensor([0, 0, 0, 0]))
@@ -137,8 +137,10 @@ def q_statistic(members: Tensor, labels: Tensor, *, ignore_index: base.IgnoreInd
 def correlation(members: Tensor, labels: Tensor, *, ignore_index: base.IgnoreIndex = None) -> float:
     r"""Pearson correlation of the two members' error vectors, in [-1, 1]; lower is more diverse.
 
-    .. math:: \frac{N_{11} N_{00} - N_{10} N_{01}}
-              {\sqrt{(N_{11}+N_{10}) (N_{01}+N_{00}) (N_{11}+N_{01}) (N_{10}+N_{00})}}
+    $$
+    \frac{N_{11} N_{00} - N_{10} N_{01}}
+    {\sqrt{(N_{11}+N_{10}) (N_{01}+N_{00}) (N_{11}+N_{01}) (N_{10}+N_{00})}}
+    $$
 
     >>> members = torch.eye(2)[torch.tensor([[0, 0, 1, 1], [0, 0, 1, 1]])]
     >>> correlation(members, torch.tensor([0, 0, 0, 0]))
@@ -150,7 +152,7 @@ def correlation(members: Tensor, labels: Tensor, *, ignore_index: base.IgnoreInd
 def disagreement(members: Tensor) -> float:
     r"""Share of examples to which two members give different labels; higher is more diverse.
 
-    .. math:: \frac{1}{N} \sum_i [\hat y_i^{(1)} \ne \hat y_i^{(2)}]
+    $$\frac{1}{N} \sum_i [\hat y_i^{(1)} \ne \hat y_i^{(2)}]$$
 
     Needs no labels, so it can be taken on out-of-distribution data as well.
 

@@ -1,10 +1,10 @@
 r"""Detection metrics over billions of scores: a histogram of bounded size, with its error bound.
 
 The 1,500 test maps of StreetHazards hold 1.4e9 pixel scores. Kept, they would fill 11 GB; counted
-in :data:`BINS` bins they fill 16 MiB, need no range in advance, and the error is known.
+in `BINS` bins they fill 16 MiB, need no range in advance, and the error is known.
 
 A bin holds the float32 numbers that agree in sign, exponent and the first 11 bits of the fraction:
-scores further apart than a factor :math:`1 + 2^{-11}` (0.05 %) are told apart, at 1e-6 as at 1e6.
+scores further apart than a factor $1 + 2^{-11}$ (0.05 %) are told apart, at 1e-6 as at 1e6.
 Zero has a bin of its own, and so has every float16 and bfloat16 number.
 """
 
@@ -44,7 +44,7 @@ def bin_of(scores: Tensor) -> Tensor:
 class PooledDetectionMetrics(base.StreamingMetric):
     """AUROC, AUPR and FPR95 over all scores together, in 16 MiB whatever their number.
 
-    ``compute`` treats the scores of one bin as equal; :meth:`error_bounds` says how far the exact
+    ``compute`` treats the scores of one bin as equal; `error_bounds` says how far the exact
     values can be from that. ``valid`` marks what counts (leave void pixels out).
 
     >>> metrics = PooledDetectionMetrics()
@@ -96,15 +96,15 @@ class PooledDetectionMetrics(base.StreamingMetric):
     def error_bounds(self) -> dict[str, float]:
         r"""The most by which each value of ``compute`` can differ from the exact one.
 
-        With :math:`p, n` positives and negatives in a bin, out of :math:`P, N` in all, and
-        :math:`\mathrm{TP}, \mathrm{FP}` of them in this bin and above:
+        With $p, n$ positives and negatives in a bin, out of $P, N$ in all, and
+        $\mathrm{TP}, \mathrm{FP}$ of them in this bin and above:
 
         - AUROC: a pair in one bin counts half and should count 0 or 1:
-          :math:`\frac{1}{2} \sum p n / (P N)`;
+          $\frac{1}{2} \sum p n / (P N)$;
         - AUPR: compared with the bin's positives tied above its negatives, precision
-          :math:`\mathrm{TP} / (\mathrm{TP} + \mathrm{FP} - n)`, and one by one below them,
-          :math:`\sum_{i=1}^{p} (\mathrm{TP} - p + i) / (\mathrm{TP} - p + i + \mathrm{FP})`;
-        - FPR95: the exact threshold is inside the bin where the TPR reaches .95: :math:`n / N`.
+          $\mathrm{TP} / (\mathrm{TP} + \mathrm{FP} - n)$, and one by one below them,
+          $\sum_{i=1}^{p} (\mathrm{TP} - p + i) / (\mathrm{TP} - p + i + \mathrm{FP})$;
+        - FPR95: the exact threshold is inside the bin where the TPR reaches .95: $n / N$.
 
         The scores in the bin of zero are equal, so it adds nothing.
         """

@@ -2,7 +2,7 @@ r"""Quality of a predicted distribution of a number: mixture NLL, RMSE, coverage
 
 Each member s predicts a Gaussian; the prediction of the ensemble is their equal mixture,
 
-.. math:: p(y \mid x) = \frac{1}{S} \sum_s \mathcal{N}(y;\, \mu_s(x),\, \sigma_s^2(x)).
+$$p(y \mid x) = \frac{1}{S} \sum_s \mathcal{N}(y;\, \mu_s(x),\, \sigma_s^2(x)).$$
 
 Everything takes ``means`` and ``variances`` (S, N) and ``targets`` (N,); S = 1 is one Gaussian. ``rmse``
 needs no variances and takes the mean of a prediction, (N,), as well. With targets (N, D), each of the N x D
@@ -100,7 +100,7 @@ class RegressionMetrics(base.StreamingMetric):
 def mixture_nll(means: Tensor, variances: Tensor, targets: Tensor) -> float:
     r"""Mean negative log-likelihood of the targets under the mixture, in nats.
 
-    .. math:: -\frac{1}{N} \sum_i \log \frac{1}{S} \sum_s \mathcal{N}(y_i; \mu_{si}, \sigma_{si}^2)
+    $$-\frac{1}{N} \sum_i \log \frac{1}{S} \sum_s \mathcal{N}(y_i; \mu_{si}, \sigma_{si}^2)$$
 
     >>> round(mixture_nll(torch.zeros(1, 1), torch.ones(1, 1), torch.zeros(1)), 4)  # ln(2 pi) / 2
     0.9189
@@ -111,7 +111,7 @@ def mixture_nll(means: Tensor, variances: Tensor, targets: Tensor) -> float:
 def rmse(means: Tensor, targets: Tensor) -> float:
     r"""Return the root mean squared error of predicted means.
 
-    .. math:: \sqrt{\frac{1}{N} \sum_i \Big(y_i - \frac{1}{S} \sum_s \mu_{si}\Big)^2}
+    $$\sqrt{\frac{1}{N} \sum_i \Big(y_i - \frac{1}{S} \sum_s \mu_{si}\Big)^2}$$
 
     Args:
         means: ``p.mean`` of a prediction, in the shape of the targets, or the members' means (S, N, ...).
@@ -140,8 +140,10 @@ def rmse(means: Tensor, targets: Tensor) -> float:
 def coverage(means: Tensor, variances: Tensor, targets: Tensor, *, level: float = 0.95) -> float:
     r"""Share of targets inside the mixture's central interval; ``level`` (.95) is the ideal.
 
-    .. math:: \frac{1}{N} \sum_i \left[\tfrac{1 - \ell}{2} \le F_i(y_i) \le \tfrac{1 + \ell}{2}
-              \right], \quad F_i(y) = \frac{1}{S} \sum_s \Phi\Big(\frac{y - \mu_{si}}{\sigma_{si}}\Big)
+    $$
+    \frac{1}{N} \sum_i \left[\tfrac{1 - \ell}{2} \le F_i(y_i) \le \tfrac{1 + \ell}{2}
+    \right], \quad F_i(y) = \frac{1}{S} \sum_s \Phi\Big(\frac{y - \mu_{si}}{\sigma_{si}}\Big)
+    $$
 
     The interval runs from the 2.5 % to the 97.5 % quantile of the mixture itself, not of a
     Gaussian with its mean and variance.
@@ -156,7 +158,7 @@ def coverage(means: Tensor, variances: Tensor, targets: Tensor, *, level: float 
 def crps(means: Tensor, variances: Tensor, targets: Tensor) -> float:
     r"""Continuous ranked probability score of the mixture, in the unit of the targets; lower is better.
 
-    .. math:: E|X - y| - \tfrac12 E|X - X'| = \int (F(x) - [y \le x])^2 \, dx
+    $$E|X - y| - \tfrac12 E|X - X'| = \int (F(x) - [y \le x])^2 \, dx$$
 
     The expectations have closed forms for a mixture of Gaussians; the second one compares all pairs of
     members. A prediction without variance has its absolute error.
@@ -181,7 +183,7 @@ def quantile_calibration(
 ) -> tuple[Tensor, Tensor]:
     r"""Share of targets below each quantile of the mixture: the diagonal, if quantiles are calibrated.
 
-    .. math:: \hat p(\ell) = \frac1N \sum_i [F_i(y_i) \le \ell]
+    $$\hat p(\ell) = \frac1N \sum_i [F_i(y_i) \le \ell]$$
 
     Kuleshov, Fenner, Ermon: Accurate uncertainties for deep learning using calibrated regression, ICML 2018.
 
@@ -210,7 +212,7 @@ def quantile_calibration(
 def quantile_error(
     means: Tensor, variances: Tensor, targets: Tensor, *, num_levels: int = 99
 ) -> float:
-    """Mean distance of :func:`quantile_calibration` from the diagonal; 0 is ideal, 1/2 the worst.
+    """Mean distance of `quantile_calibration` from the diagonal; 0 is ideal, 1/2 the worst.
 
     >>> quantile_error(torch.zeros(1, 2), torch.ones(1, 2), torch.tensor([9.0, 9.0]), num_levels=3)
     0.5

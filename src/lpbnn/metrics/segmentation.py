@@ -1,7 +1,7 @@
 """Maps instead of vectors: mean IoU, and detection of out-of-distribution pixels.
 
 For accuracy, NLL, Brier and ECE over pixels, give maps (N, C, H, W) to
-:class:`~lpbnn.metrics.ClassificationMetrics` with ``ignore_index``. Void pixels are left out
+`lpbnn.metrics.ClassificationMetrics` with ``ignore_index``. Void pixels are left out
 everywhere here; the original anomaly-seg code counts them as in-distribution.
 """
 
@@ -18,7 +18,7 @@ VOID = 255  # what the label maps of nearly every data set say where there is no
 
 
 class MeanIoU(base.StreamingMetric):
-    """Streaming :func:`miou`: the state is one (classes x classes) confusion matrix.
+    """Streaming `miou`: the state is one (classes x classes) confusion matrix.
 
     >>> metric = MeanIoU(num_classes=2)
     >>> metric.update(torch.tensor([[[0, 1]]]), torch.tensor([[[0, 1]]]))
@@ -119,7 +119,7 @@ def miou(
 ) -> float:
     r"""Mean over the classes of intersection over union, counted over the whole data set.
 
-    .. math:: \frac{1}{C} \sum_c \frac{\mathrm{TP}_c}{\mathrm{TP}_c + \mathrm{FP}_c + \mathrm{FN}_c}
+    $$\frac{1}{C} \sum_c \frac{\mathrm{TP}_c}{\mathrm{TP}_c + \mathrm{FP}_c + \mathrm{FN}_c}$$
 
     Pixels whose label is ``ignore_index`` (one index or several; that of ``lpbnn.build``) count nowhere,
     not even as false positives; classes that occur in neither labels nor predictions are left out of the
@@ -189,11 +189,13 @@ def pixel_detection(
 ) -> dict[str, float]:
     r"""AUROC, AUPR and FPR95 of out-of-distribution pixels in maps (N, H, W).
 
-    .. math:: m = \frac{1}{|I|} \sum_{i \in I} m(\text{pixels of image } i), \quad
-              I = \{\text{images with both kinds of pixels}\}
+    $$
+    m = \frac{1}{|I|} \sum_{i \in I} m(\text{pixels of image } i), \quad
+    I = \{\text{images with both kinds of pixels}\}
+    $$
 
     With ``pooled=True``, over all pixels together, through the histogram of
-    :class:`PooledDetectionMetrics` (whose ``error_bounds`` states the error).
+    `PooledDetectionMetrics` (whose ``error_bounds`` states the error).
 
     >>> scores = torch.tensor([[[0.1, 0.3, 0.2, 0.9]], [[0.1, 0.2, 0.3, 0.4]]])
     >>> is_ood = torch.tensor([[[False, False, True, True]], [[False, False, False, False]]])

@@ -81,7 +81,7 @@ def risk_coverage(uncertainty: Tensor, losses: Tensor) -> RiskCoverage:
 def aurc(uncertainty: Tensor, losses: Tensor) -> float:
     r"""Area under the risk-coverage curve: the mean of the selective risks over all coverages.
 
-    .. math:: \frac1N \sum_{k=1}^{N} \frac1k \sum_{i \le k} \ell_{(i)}
+    $$\frac1N \sum_{k=1}^{N} \frac1k \sum_{i \le k} \ell_{(i)}$$
 
     Geifman, Uziel, El-Yaniv: Bias-reduced uncertainty estimation for deep neural classifiers, ICLR 2019.
 
@@ -96,7 +96,7 @@ def augrc(uncertainty: Tensor, losses: Tensor) -> float:
 
     For errors, with the accuracy a and the AUROC of right against wrong examples,
 
-    .. math:: (1 - \mathrm{AUROC}) \, a (1 - a) + \tfrac12 (1 - a)^2
+    $$(1 - \mathrm{AUROC}) \, a (1 - a) + \tfrac12 (1 - a)^2$$
 
     Traub et al.: Overcoming common flaws in the evaluation of selective classification systems, NeurIPS 2024.
 

@@ -9,7 +9,7 @@ from lpbnn.metrics import _base as base
 def set_coverage(sets: Tensor, labels: Tensor, *, ignore_index: base.IgnoreIndex = None) -> float:
     r"""Share of examples whose label is in their set.
 
-    .. math:: \frac1N \sum_i [y_i \in C_i]
+    $$\frac1N \sum_i [y_i \in C_i]$$
 
     Args:
         sets: (N, C, ...) booleans, of ``p.sets``.
@@ -36,7 +36,7 @@ def set_size(
 ) -> float:
     r"""Mean number of classes in a set.
 
-    .. math:: \frac1N \sum_i |C_i|
+    $$\frac1N \sum_i |C_i|$$
 
     Args:
         sets: (N, C, ...) booleans, of ``p.sets``.

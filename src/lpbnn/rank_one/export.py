@@ -93,7 +93,7 @@ def freeze(model: nn.Module, *, samples: int = 1, seed: int = 0) -> FrozenEnsemb
 
 
 def mean_network(model: nn.Module) -> nn.Module:
-    r"""Return the network with the mean weights, :math:`\bar W = W \odot \frac1J \sum_j s_j \bar r_j^T`.
+    r"""Return the network with the mean weights, $\bar W = W \odot \frac1J \sum_j s_j \bar r_j^T$.
 
     The cheapest deployment: a plain network of the original layers. It stands for the ensemble to
     second order in the members' differences (supplementary A.2 of the paper), so compare before use.

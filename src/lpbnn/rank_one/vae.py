@@ -112,8 +112,8 @@ class LatentPosterior(FactorPosterior):
         r"""Return the squared error of r^ of every layer, (L,), by width, mean over members.
 
         Args:
-            of_samples: the expectation over z, :math:`E\|r - \hat r\|^2 = \|r - E \hat r\|^2
-                + \frac1k \sum_i \sigma_i^2 \|D_i\|^2` (columns of D; exact, the decoder is linear).
+            of_samples: the expectation over z, $E\|r - \hat r\|^2 = \|r - E \hat r\|^2
+                + \frac1k \sum_i \sigma_i^2 \|D_i\|^2$ (columns of D; exact, the decoder is linear).
                 False: of the mean alone, the first of the two terms.
         """
         device = self.mu.device
@@ -134,9 +134,10 @@ class LatentPosterior(FactorPosterior):
 class LatentFactors(Factors):
     r"""LP-BNN: r_j goes through a small variational autoencoder that all members of a layer share.
 
-    .. math::
-        (\mu_j, \log\sigma_j^2) = E \frac{r_j - 1}{\sqrt m} + e, \quad z_j = \mu_j + \sigma_j \epsilon,
-        \quad \hat r_j = D \frac{z_j}{\sqrt k} + d, \quad W_j = W \odot (s_j \hat r_j^T)
+    $$
+    (\mu_j, \log\sigma_j^2) = E \frac{r_j - 1}{\sqrt m} + e, \quad z_j = \mu_j + \sigma_j \epsilon,
+    \quad \hat r_j = D \frac{z_j}{\sqrt k} + d, \quad W_j = W \odot (s_j \hat r_j^T)
+    $$
 
     **Every** pass uses the sampled r^, in training and in prediction; s_j is deterministic. Because
     the decoder is linear, r^_j is Gaussian, with covariance factor D diag(sigma_j) / sqrt(k).

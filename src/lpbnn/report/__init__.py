@@ -5,18 +5,16 @@
     print_table(comparison(folders), console)
     write_report(folders, Path("report.html"))
 
-=============  =====================================================================================
-entries        a run as one JSON file; ``ledger``: folders of them
-runs           run folders and kept runs, read; seeds gathered into groups
-tables         ``Table``: plain data, mean and deviation over seeds, the best two marked; the tables
-formats        a table in the terminal, as Markdown, LaTeX, CSV and DataFrame
-verdict        the three sentences that open the page
-figures        what ``lpbnn.plots`` draws of the runs; ``svg``: as SVG in the page's ``colours``
-gallery        single images and what every method says of them; ``pictures``: images and maps as PNG
-settings       how the runs were made
-page           ``write_report`` and ``tell_report``: all of it in ``templates/``
-predict_files  what a run says of image files: ``lpbnn predict``
-=============  =====================================================================================
+- entries: a run as one JSON file; ``ledger``: folders of them
+- runs: run folders and kept runs, read; seeds gathered into groups
+- tables: ``Table``: plain data, mean and deviation over seeds, the best two marked; the tables
+- formats: a table in the terminal, as Markdown, LaTeX, CSV and DataFrame
+- verdict: the three sentences that open the page
+- figures: what ``lpbnn.plots`` draws of the runs; ``svg``: as SVG in the page's ``colours``
+- gallery: single images and what every method says of them; ``pictures``: images and maps as PNG
+- settings: how the runs were made
+- page: ``write_report`` and ``tell_report``: all of it in ``templates/``
+- predict_files: what a run says of image files: ``lpbnn predict``
 """
 
 from typing import TYPE_CHECKING, Any

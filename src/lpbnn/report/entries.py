@@ -1,16 +1,14 @@
 """One run as one JSON file: all its numbers, how it was made, and none of its weights.
 
-=============  ==================================================================================
-ledger         the version of this format
-run            the name of the run folder
-sessions       of each start: command, commit (and whether it was changed), device, versions
-config         the whole ``RunConfig``, method options written out; ``config.seed`` is the seed
-data           ``DataInfo``: which data, how many examples of each part
-conventions    what every number means, and the score by which strange inputs are detected
-results        ``results.json`` as the run left it: test, ood, corruption (each of the sets, means by
-               severity, how many images), diversity, cost, train (seconds, images/s, memory)
-converted      only in records whose option names were changed since: by what and when
-=============  ==================================================================================
+- ledger: the version of this format
+- run: the name of the run folder
+- sessions: of each start: command, commit (and whether it was changed), device, versions
+- config: the whole ``RunConfig``, method options written out; ``config.seed`` is the seed
+- data: ``DataInfo``: which data, how many examples of each part
+- conventions: what every number means, and the score by which strange inputs are detected
+- results: ``results.json`` as the run left it: test, ood, corruption (each of the sets, means by severity,
+  how many images), diversity, cost, train (seconds, images/s, memory)
+- converted: only in records whose option names were changed since: by what and when
 
 Beside the file of a first seed (0) lies NAME.npz, what the figures of the report are drawn from.
 """

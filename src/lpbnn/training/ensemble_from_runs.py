@@ -1,11 +1,11 @@
 r"""A Deep Ensemble from finished runs of the plain network: it is measured, and never trained.
 
-.. math:: p(y|x) = \tfrac1J \sum_j p(y|x, W_j), \quad W_j \text{ the final weights of run } j
+$$p(y|x) = \tfrac1J \sum_j p(y|x, W_j), \quad W_j \text{ the final weights of run } j$$
 
 The folder is an ordinary finished run of the method "ensemble": the first run's config and seed, all the
 weights, measured by the code that measures every run. Its training is that of its members: their seconds
 together, their largest memory, and the images per second at which a machine that trains one after the
-other gets an image through all of them, :math:`1 / \sum_j (1 / v_j)`. ``results["train"]["joined"]`` names
+other gets an image through all of them, $1 / \sum_j (1 / v_j)$. ``results["train"]["joined"]`` names
 each member's folder, seed and commit.
 """
 

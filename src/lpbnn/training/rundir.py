@@ -1,19 +1,17 @@
 """The run folder: what is in it, and how it is read and written safely.
 
-===================  ===============================================================================
-config.json          the resolved ``RunConfig``
-data.json            ``DataInfo``: what of the data a model needs to be rebuilt without it
-environment.json     ``{"sessions": [...]}``: versions, device, commit, command of each start
-log.csv              one row per epoch
-checkpoint.pt        weights, optimizer, epochs done; read with ``weights_only=True``
-weights.safetensors  the final weights, once training is over
-results.json         every number; its presence says that the run is finished. ``measured_again``: the
-                     environment of the evaluation, where that was not part of a start.
-                     ``calibration``: what ``lpbnn calibrate`` found, which is part of the weights
-predictions.npz      the arrays behind the report's figures
-manifest.json        the SHA-256 digest of each file, compared whenever the file is read
-tensorboard/         where asked for
-===================  ===============================================================================
+- config.json: the resolved ``RunConfig``
+- data.json: ``DataInfo``: what of the data a model needs to be rebuilt without it
+- environment.json: ``{"sessions": [...]}``: versions, device, commit, command of each start
+- log.csv: one row per epoch
+- checkpoint.pt: weights, optimizer, epochs done; read with ``weights_only=True``
+- weights.safetensors: the final weights, once training is over
+- results.json: every number; its presence says that the run is finished. ``measured_again``: the
+  environment of the evaluation, where that was not part of a start. ``calibration``: what ``lpbnn
+  calibrate`` found, which is part of the weights
+- predictions.npz: the arrays behind the report's figures
+- manifest.json: the SHA-256 digest of each file, compared whenever the file is read
+- tensorboard/: where asked for
 
 A run made by ``ensemble_from_runs`` was not trained, and has no log and no checkpoint.
 

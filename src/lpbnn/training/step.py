@@ -248,8 +248,8 @@ def factor(schedule: ScheduleConfig, step: int, steps_per_epoch: int, epochs: in
 
     - constant: 1
     - step: gamma ^ (number of milestones reached)
-    - cosine: :math:`(1 + \cos \pi t) / 2`
-    - poly: :math:`(1 - t)^{power}`
+    - cosine: $(1 + \cos \pi t) / 2$
+    - poly: $(1 - t)^{power}$
 
     >>> step = ScheduleConfig("step", milestones=(1, 2))
     >>> [round(factor(step, s, steps_per_epoch=2, epochs=3), 4) for s in range(6)]
