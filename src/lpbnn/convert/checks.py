@@ -11,6 +11,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
 from lpbnn.convert.recurrent import SplitRecurrent
+from lpbnn.convert.transposed import computes_linear, is_transposed_linear
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -53,9 +54,17 @@ class Candidate(NamedTuple):
             return any(
                 fnmatchcase(path, pattern) or path.startswith(f"{pattern}.") for path in self.paths
             )
-        if isinstance(self.module, nn.MultiheadAttention) and issubclass(nn.Linear, pattern):
+        made_linear = isinstance(self.module, nn.MultiheadAttention) or is_transposed_linear(
+            self.module
+        )
+        if made_linear and issubclass(nn.Linear, pattern):
             return True
         return isinstance(self.module, pattern)
+
+
+def is_convertible(module: nn.Module) -> bool:
+    """Return True for a layer that can be converted, or whose projections can."""
+    return isinstance(module, (*SUPPORTED, nn.MultiheadAttention)) or is_transposed_linear(module)
 
 
 class Filters:
@@ -161,6 +170,12 @@ def refuse_unconvertible(
             f"{path!r} is also kept in the plain attribute {hidden[id(module)]!r}, where it cannot be "
             f"replaced. Use nn.ModuleList or nn.ModuleDict there. {fix}"
         )
+    if is_transposed_linear(module):
+        if not computes_linear(module):
+            raise ValueError(
+                f"{path!r} is a {type(module).__name__} with a forward of its own, which is not x W + b. {fix}"
+            )
+        return
     plain = attention or type(module) in SUPPORTED
     if not plain and not _adds_its_bias_last(module):
         raise ValueError(
@@ -309,7 +324,7 @@ def find_bare_matrices(net: nn.Module) -> tuple[int, list[Candidate]]:
     layer = None  # the one whose own parts come next
     for path, module in net.named_modules():
         inside = layer is not None and path.startswith(layer)
-        if not inside and isinstance(module, (*SUPPORTED, nn.MultiheadAttention)):
+        if not inside and is_convertible(module):
             inside, layer = True, f"{path}." if path else ""
         if isinstance(module, WITHOUT_MATRICES):
             continue

@@ -15,10 +15,12 @@ from lpbnn.convert.checks import (
     describe_unconverted,
     find_bare_matrices,
     find_hidden_references,
+    is_convertible,
     join,
     refuse_unconvertible,
 )
 from lpbnn.convert.recurrent import SplitRecurrent
+from lpbnn.convert.transposed import is_transposed_linear, replace_by_linear, restore_origin
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.registry import did_you_mean
 
@@ -102,12 +104,14 @@ def convert(
         refuse_unconvertible(net, path, layers[path].module, hidden)
     conversion = Conversion(tuple(chosen), left, describe_unconverted(net, total, bare, filters))
 
-    attentions: dict[int, nn.Module] = {}  # each has up to four chosen projections
+    rewritten: dict[int, nn.Module] = {}  # an attention has up to four chosen projections
     for path in chosen:
         module = layers[path].module
-        if isinstance(module, nn.MultiheadAttention) and id(module) not in attentions:
-            attentions[id(module)] = SplitAttention(module)
-    replace_modules(net, attentions)
+        if isinstance(module, nn.MultiheadAttention) and id(module) not in rewritten:
+            rewritten[id(module)] = SplitAttention(module)
+        elif is_transposed_linear(module):
+            rewritten[id(module)] = replace_by_linear(module)
+    replace_modules(net, rewritten)
     replacements: dict[int, nn.Module] = {}
     try:
         for path in chosen:
@@ -133,6 +137,8 @@ def undo(net: nn.Module) -> nn.Module:
     for kind in (Wrapper, SplitAttention, SplitRecurrent):  # these after the layers in them
         found = [module for module in net.modules() if isinstance(module, kind)]
         replace_modules(net, {id(module): module.restore() for module in found})
+    origins = {id(module): restore_origin(module) for module in net.modules()}
+    replace_modules(net, {key: layer for key, layer in origins.items() if layer is not None})
     for module in net.modules():
         for name, value in module.__dict__.pop("_before_conversion", {}).items():
             setattr(module, name, value)
@@ -152,10 +158,9 @@ def find_layers(net: nn.Module) -> dict[str, Candidate]:
     outer = None  # the layer whose own parts come next
     for path, module in net.named_modules(remove_duplicate=False):
         inside = outer is not None and path.startswith(f"{outer}.")
-        attention = isinstance(module, nn.MultiheadAttention)
-        if not path or inside or not (attention or isinstance(module, (*SUPPORTED, Wrapper))):
+        if not path or inside or not (is_convertible(module) or isinstance(module, Wrapper)):
             continue
-        outer = path
+        outer, attention = path, isinstance(module, nn.MultiheadAttention)
         for projection in PROJECTIONS if attention else ("",):
             candidate = found.setdefault((id(module), projection), Candidate([], module))
             candidate.paths.append(join(path, projection) if projection else path)

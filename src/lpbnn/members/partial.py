@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
+from lpbnn.convert.transposed import is_transposed_linear
 from lpbnn.members.passes import Loop, MemberPass, PassSlot
 from lpbnn.members.rows import (
     batched,
@@ -251,7 +252,7 @@ def has_unconverted(module: nn.Module, is_converted: IsConverted) -> bool:
     """Return True if a layer below could have been converted and was not."""
     if is_converted(module):
         return False
-    if isinstance(module, COSTLY):
+    if isinstance(module, COSTLY) or is_transposed_linear(module):
         return True
     return any(has_unconverted(child, is_converted) for child in module.children())
 
