@@ -1,5 +1,6 @@
 """Members as rows equal members one by one, or a warning says so: no silently wrong answers."""
 
+import contextlib
 import copy
 import pickle
 import sys
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 import lpbnn
 from lpbnn.check import CheckReport
+from lpbnn.model import CallCheck
 
 MIXES = "members cannot run as rows of one batch"
 BATCHED_METHODS = ["lpbnn", "batchensemble", "rank1", "mcdropout"]
@@ -438,7 +440,7 @@ def test_an_input_of_three_numbers_is_not_taken_for_three_examples() -> None:
     model = build(WithMeans())
     model(torch.randn(8, 5), torch.randn(3))
     assert model.execution == "batched"
-    assert model.independent_rows
+    assert next(iter(model.checks.values())).independent_rows
 
 
 @pytest.mark.parametrize("first", [1, 2, 3, 8])
@@ -498,7 +500,7 @@ def test_threads_that_share_the_first_batch_find_the_same() -> None:
         for thread in threads:
             thread.join()
         assert len(found) == 6
-        assert (model.execution, model.independent_rows) == ("batched", True)
+        assert list(model.checks.values()) == [CallCheck("batched", True)]
 
 
 @pytest.mark.parametrize(
@@ -559,7 +561,7 @@ def test_mixing_is_found_in_a_network_that_is_random_in_training() -> None:
     with pytest.warns(UserWarning, match="examples depend on each other where the network is ra"):
         model.train().loss(torch.randn(6, 5), torch.randint(3, (6,)))
     assert model.execution == "loop"
-    assert model.independent_rows is False
+    assert next(iter(model.checks.values())).independent_rows is False
 
 
 class Vmapped(Mlp):
@@ -575,3 +577,39 @@ def test_a_network_that_maps_over_its_examples_runs_members_one_by_one() -> None
     sampled = model.sample()
     alone = torch.stack([ordinary(model, sampled, j)(x) for j in range(3)])
     torch.testing.assert_close(found, alone)
+
+
+@pytest.mark.filterwarnings("ignore:members cannot run as rows")
+@pytest.mark.parametrize("method", RANK_ONE)
+def test_a_first_input_without_a_batch_does_not_slow_down_the_next_one(method: str) -> None:
+    model, x = build(Mlp(), method).eval(), torch.randn(8, 5)
+    with contextlib.suppress(ValueError, RuntimeError):
+        lpbnn.predict(model, x[0])
+    whole = lpbnn.predict(model, x, seed=0)
+    assert model.known_check((x,), {}) == CallCheck("batched", True)
+    torch.testing.assert_close(lpbnn.predict(model, x, seed=0, chunk=5).probs, whole.probs)
+
+
+class MixesPairs(Mlp):
+    """Rows meet only if a second view is given."""
+
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        y = super().forward(x)
+        if other is None:
+            return y
+        both = torch.cat([y, super().forward(other)])
+        return both[: len(y)] - both.mean(0)
+
+
+@pytest.mark.parametrize("method", RANK_ONE)
+def test_every_kind_of_call_is_compared(method: str) -> None:
+    model, (x, other) = build(MixesPairs(), method).eval(), (torch.randn(8, 5), torch.randn(8, 5))
+    model(x)
+    with pytest.warns(UserWarning, match=MIXES):
+        found = lpbnn.predict(model, (x, other), seed=0).probs
+    assert model.execution == "loop"
+    assert model.known_check((x,), {}).execution == "batched"
+    reference = build(MixesPairs(), method, check=False).eval()
+    reference.load_state_dict(model.state_dict())
+    reference.checks = {"": CallCheck("loop", False)}
+    torch.testing.assert_close(found, lpbnn.predict(reference, (x, other), seed=0).probs)

@@ -1,4 +1,4 @@
-"""Compare the fast ways to run members with the reference, once per model.
+"""Compare the fast ways to run members with the reference, once per model and kind of call.
 
 The reference runs the members one after another, each with its own weights, and is right for every network.
 Running them as rows of one batch is right if the network treats its rows independently: no concatenation
@@ -23,6 +23,7 @@ from lpbnn.kernels.autograd import vmap_is_running
 from lpbnn.members.rows import (
     Argument,
     MaskArguments,
+    call_kind,
     copy_tensors,
     find_masks,
     gather,
@@ -30,7 +31,7 @@ from lpbnn.members.rows import (
     shared_arguments,
     take_examples,
 )
-from lpbnn.model import UncertainModel, as_call, batch_size
+from lpbnn.model import MODES, Execution, UncertainModel, as_call, batch_size
 from lpbnn.predict import unwrap
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class CheckReport:
         shared_inputs: the network's arguments that hold no examples.
     """
 
-    execution: str
+    execution: Execution
     expand_at: list[str]
     independent_rows: bool | None
     lines: tuple[str, ...] = ()
@@ -93,10 +94,11 @@ class CheckReport:
 def check(model: nn.Module, x: Any) -> CheckReport:
     """Compare the fast path of a model with the reference on a batch, and use what is right from now on.
 
-    A built model does this by itself at its first batch, unless ``build(..., check=False)``; a compiled
-    model does not, so run one batch, or this function, before ``torch.compile``. The network runs a few more
-    times, on about three examples (on all, if it refuses fewer), in evaluation and in training mode. Dropout
-    is off, norms use their running statistics, buffers and random generators are left as they were.
+    A built model does this by itself at the first batch of every kind of call, unless ``build(...,
+    check=False)``; a compiled model does not, so run one batch, or this function, before ``torch.compile``.
+    The network runs a few more times, on about three examples (on all, if it refuses fewer), in evaluation
+    and in training mode. Dropout is off, norms use their running statistics, buffers and random generators
+    are left as they were.
 
     Args:
         model: what ``lpbnn.build`` returned; also inside ``torch.compile``, whose outputs are compared too.
@@ -121,8 +123,10 @@ def check(model: nn.Module, x: Any) -> CheckReport:
     if not isinstance(inner, MemberEnsemble):
         line = f"{type(inner).__name__} runs whole networks: there is no other path to compare."
         return CheckReport("single", [""], None, (line,))
-    report = verify(inner, args, kwargs)
-    inner.apply_report(report)
+    with MODES:  # other threads wait for its result
+        inner.checks.clear()
+        report = verify(inner, args, kwargs)
+        inner.apply_report(call_kind(args, kwargs), report)
     if model is not inner and hasattr(model, "_orig_mod"):
         line = _compare_compiled(model, inner, args, kwargs)
         report = replace(report, lines=(*report.lines, line))
@@ -151,7 +155,10 @@ def verify(model: "MemberEnsemble", args: tuple[Any, ...], kwargs: dict[str, Any
         # Members of a network that is random cannot be compared, so its examples must not meet.
         mixes = any(one.random and not one.independent for one in references)
         difference = "examples depend on each other where the network is random" if mixes else ""
-        for paths in [] if mixes else model.expansion_choices:
+        # The points are those of all kinds of calls: a second kind is compared with the points of the first.
+        used = any(found.execution == "batched" for found in model.checks.values())
+        choices = [model.expand_at] if used else model.expansion_choices
+        for paths in [] if mixes else choices:
             difference = _first_difference(model, paths, references)
             if not difference:
                 report = _agreement(model, paths, rows, independent, references[-1].random)

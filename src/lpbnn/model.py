@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import add
-from typing import Any, Self
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,14 @@ from lpbnn.likelihoods import (
     member_rows,
     require_row_weights,
 )
-from lpbnn.members.rows import Argument, MaskArguments, mask_arguments, shared_arguments
+from lpbnn.members.rows import Argument, MaskArguments, call_kind, mask_arguments, shared_arguments
 
 Terms = dict[str, Tensor]
 Outputs = Any  # a tensor (S, B, ...), or a dict of such tensors for a network with several heads
 Pass = Callable[..., Outputs]
 Readout = Callable[[Any], Outputs]
+Execution = Literal["unchecked", "batched", "loop", "single"]
+EXECUTIONS: tuple[str, ...] = get_args(Execution)
 NOT_GIVEN: Any = object()
 # Held while a prediction or a check sets training flags: threads would take each other's for the user's.
 MODES = threading.RLock()
@@ -55,6 +57,22 @@ class WideBuffers(nn.Module):
         return self
 
 
+class CallCheck(NamedTuple):
+    """The result of ``lpbnn.check`` for calls of one kind (``lpbnn.members.rows.call_kind``).
+
+    Args:
+        execution: "batched" if members may run as rows of one batch, "loop" if they must run one after
+            another, "single" if the method runs whole networks anyway.
+        independent_rows: False if the output of an example depends on the other examples; None if that was
+            not compared.
+        shared_inputs: the arguments that hold no examples.
+    """
+
+    execution: Execution = "unchecked"
+    independent_rows: bool | None = None
+    shared_inputs: tuple[Argument, ...] = ()
+
+
 class UncertainModel(WideBuffers):
     """A network, a likelihood, and a way to be uncertain about the network's weights.
 
@@ -70,9 +88,6 @@ class UncertainModel(WideBuffers):
     members: int = 1  # predictions that one pass returns
     stochastic: bool = True  # True if a second pass differs from the first
     check_first_batch: bool = True  # False: trust the network, compare nothing with the reference
-    independent_rows: bool | None = (
-        None  # False if examples depend on each other; None: not compared
-    )
 
     def __init__(
         self,
@@ -83,6 +98,7 @@ class UncertainModel(WideBuffers):
         super().__init__()
         self.net = net
         self.mask_arguments: MaskArguments = mask_arguments(self.networks[0])
+        self.checks: dict[str, CallCheck] = {}  # by the kind of call
         self.likelihood = (likelihood or Categorical()).to(output_device(net))
         self.readout = readout or self.likelihood.read_output
 
@@ -142,31 +158,55 @@ class UncertainModel(WideBuffers):
         """
         return self.members, batch if chunk is None else min(chunk, batch)
 
+    @property
+    def execution(self) -> Execution:
+        """How members run: "loop" if that was found for any kind of call."""
+        found = [check.execution for check in self.checks.values()]
+        if "loop" in found:
+            return "loop"
+        return found[0] if found else "unchecked"
+
+    def known_check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallCheck:
+        """Return what was found for calls of this kind.
+
+        A compiler cannot compare a new kind of call. It runs members one after another if they had to in
+        another kind.
+        """
+        found = self.checks.get(call_kind(args, kwargs))
+        if found is None:
+            loops = (check for check in self.checks.values() if check.execution == "loop")
+            found = next(loops, CallCheck())
+        return found
+
+    def arguments_without_rows(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> MaskArguments:
+        """Return the arguments of a call that hold no examples, or may hold none: masks, shared inputs."""
+        shared = self.known_check(args, kwargs).shared_inputs
+        return [*self.mask_arguments, *shared] if shared else self.mask_arguments
+
     def require_independent_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse to take a batch apart if its examples depend on each other; compare them once.
 
         Called before a prediction is cut into portions, and before a method mixes examples in training.
         """
-        unknown = self.independent_rows is None and self.check_first_batch
+        kind = call_kind(args, kwargs)
+        unknown = kind not in self.checks and self.check_first_batch
         if unknown and not is_traced((args, kwargs)):
             from lpbnn.check import rows_are_independent  # imports point the other way
 
             with MODES:  # it sets training flags: other threads wait for its result
-                if self.independent_rows is None:
+                if kind not in self.checks:
                     batch = batch_size(args, kwargs)
                     shared = shared_arguments(self.networks[0], args, kwargs, batch)
-                    self.independent_rows = rows_are_independent(self, args, kwargs)
-                    self.set_shared_inputs(shared)
-        if self.independent_rows is False:
+                    independent = rows_are_independent(self, args, kwargs)
+                    self.checks[kind] = CallCheck("single", independent, tuple(shared))
+        if self.known_check(args, kwargs).independent_rows is False:
             raise ValueError(
                 "the output of an example depends on the other examples of its batch, so the batch "
                 "cannot be taken apart. Fix: predict without chunk; 'mimo', which mixes examples in "
                 "training, cannot be used for such a network."
             )
-
-    def set_shared_inputs(self, shared: Sequence[Argument]) -> None:
-        """Remember which arguments hold no examples, whatever the size of a later batch."""
-        self.mask_arguments = [*mask_arguments(self.networks[0]), *shared]
 
     def ood_score(self, outputs: Tensor) -> Tensor | None:
         """Return the method's own OOD score of member outputs, (S, B, ...); higher means more likely OOD.

@@ -422,7 +422,7 @@ def _cut(
     others = {t.shape[0] for t in tensors if t.dim() > 0} - {batch}
     while step > 1 and (step in others or batch % step in others):
         step -= 1
-    starts, masks = range(0, batch, step), model.mask_arguments
+    starts, masks = range(0, batch, step), model.arguments_without_rows(args, kwargs)
     return [take_examples(masks, args, kwargs, batch, slice(i, i + step)) for i in starts]
 
 

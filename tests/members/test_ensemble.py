@@ -92,8 +92,9 @@ def test_the_first_batch_gives_the_same_with_and_without_a_check(x: torch.Tensor
 
 def test_a_state_that_names_no_way_to_run_members_is_refused(x: torch.Tensor) -> None:
     model = lpbnn.build(ResNet(), "batchensemble")
+    lpbnn.check(model, x.float())
     state = model.state_dict()
-    text = bytes(state["_extra_state"].tolist()).replace(b"unchecked", b"uncheckee")
+    text = bytes(state["_extra_state"].tolist()).replace(b"batched", b"batchee")
     state["_extra_state"] = torch.tensor(list(text), dtype=torch.uint8)
-    with pytest.raises(ValueError, match="no way to run members: 'uncheckee'"):
+    with pytest.raises(ValueError, match="no way to run members: 'batchee'"):
         model.load_state_dict(state)

@@ -2,15 +2,16 @@
 
 import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lpbnn.kernels.autograd import is_traced
+from lpbnn.likelihoods import require_row_weights, require_targets
 from lpbnn.members.partial import (
     FULL,
     ExpansionPoints,
@@ -23,16 +24,27 @@ from lpbnn.members.rows import (
     Argument,
     BatchMode,
     batched,
+    call_kind,
     copy_tensors,
     expand_tree,
     find_masks,
     gather,
     member_examples,
+    row_weights,
+    rows_needed,
     take_examples,
 )
-from lpbnn.model import MODES, Outputs, Pass, UncertainModel, batch_size
+from lpbnn.model import (
+    EXECUTIONS,
+    MODES,
+    CallCheck,
+    Outputs,
+    Pass,
+    UncertainModel,
+    as_call,
+    batch_size,
+)
 
-Execution = Literal["unchecked", "batched", "loop"]
 # Behind a shared part, several draws of the members run in one pass; the outputs of all are in memory.
 MAX_MEMBERS_PER_PASS = 16
 
@@ -62,7 +74,6 @@ class MemberEnsemble(UncertainModel):
     ) -> None:
         super().__init__(net, **model_options)
         self.slot = PassSlot()
-        self.execution: Execution = "unchecked"
         if expand_at is None:
             self.expansion_choices, points = self.find_expansion_points()
         else:
@@ -142,8 +153,8 @@ class MemberEnsemble(UncertainModel):
             predicting: run the members one by one where one fills the device: in the whole network, or in
                 its modules with ``loop_members``.
         """
-        self.ensure_checked(sampled.count, args, kwargs)
-        alone = self.execution == "loop" or sampled.count == 1
+        known = self.ensure_checked(sampled.count, args, kwargs)
+        alone = known.execution == "loop" or sampled.count == 1
         if predicting and self.points.whole_network and not alone:
             alone = fills_device(batched((args, kwargs), batch_size(args, kwargs)), FULL)
         if alone:
@@ -163,7 +174,7 @@ class MemberEnsemble(UncertainModel):
         batch, count = batch_size(args, kwargs), sampled.count
         # An input that has by chance as many rows as the expanded batch could be mistaken for it.
         loops = loops and self.points.can_loop and not batched((args, kwargs), batch * count)
-        masks = find_masks(self.mask_arguments, args, kwargs)
+        masks = find_masks(self.arguments_without_rows(args, kwargs), args, kwargs)
         draw = self.members if loops else 0
         state = MemberPass(sampled.take(0, count), batch, first, mode, draw, masks)
         if self.points.whole_network:
@@ -190,12 +201,13 @@ class MemberEnsemble(UncertainModel):
     ) -> Outputs:
         """Run the members one after another, the reference (see ``run``); the rows are the same."""
         batch, count = batch_size(args, kwargs), sampled.count
+        arguments = self.arguments_without_rows(args, kwargs)
         outputs = []
         for j in range(count):
             own, size = (args, kwargs), batch
             if mode == "split" and count > 1:
                 examples = member_examples(j, batch, count)
-                own = take_examples(self.mask_arguments, args, kwargs, batch, examples)
+                own = take_examples(arguments, args, kwargs, batch, examples)
                 size = len(examples)
             if count > 1:  # the network may change its inputs in place
                 own = copy_tensors(own)
@@ -205,33 +217,76 @@ class MemberEnsemble(UncertainModel):
             outputs.append(output if j == count - 1 else tree_map(torch.clone, output))
         return outputs[0] if count == 1 else tree_map(lambda *own: torch.cat(own), *outputs)
 
+    def run_for_loss(
+        self,
+        x: Any,
+        y: Any,
+        weight: Tensor | None,
+        batch_mode: BatchMode,
+        sample: Callable[[int], Sampled],
+    ) -> tuple[Outputs, Any, Tensor | None]:
+        """Run the members on a training batch; return all rows, and the target and the weight of each.
+
+        Args:
+            x: the inputs, as ``loss`` takes them.
+            y: the targets.
+            weight: (B,), how much each example counts; None counts all equally.
+            batch_mode: how the batch is distributed over the members in training mode.
+            sample: samples the members, given how many rows of one pass each of them has.
+        """
+        self.likelihood.check_batch(x, y)
+        args, kwargs = as_call(x)
+        batch, members = batch_size(args, kwargs), self.members
+        known = self.ensure_checked(members, args, kwargs)
+        mode = batch_mode if self.training else "repeat"
+        if known.independent_rows is False:
+            mode = "repeat"  # examples that depend on each other stay together
+            batch = len(tree_leaves(y)[0])  # the batch may be another dimension of the inputs
+        require_targets(y, batch)
+        require_row_weights(weight, batch)
+        # A compiled loss may copy the factors to the rows of their member, if all run in one pass.
+        in_one_pass = self.training and members > 1 and known.execution != "loop"
+        sampled = sample(rows_needed(batch, members, mode) // members if in_one_pass else 1)
+        outputs = self.run(sampled, args, kwargs, mode)
+        targets, weight = expand_tree((y, weight), batch, members, mode)
+        once = row_weights(batch, members, mode, tree_leaves(outputs)[0].device)
+        if once is not None:  # every example counts once
+            weight = once if weight is None else once * weight
+        return outputs, targets, weight
+
     def _advice(self, error: Exception, batch: int) -> str:
         """Return what helps against an error of the network, or an empty string."""
         return "" if self.points.whole_network else self.points.advice()
 
-    # The check at the first batch.
+    # The check at the first batch of every kind.
 
-    def ensure_checked(self, count: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Compare with the reference, once, before several members run together."""
-        if self.execution != "unchecked" or not self.check_first_batch or count == 1:
-            return
+    def ensure_checked(
+        self, count: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> CallCheck:
+        """Return what is known of calls of this kind.
+
+        Before several members run together, the first call of each kind is compared with the reference.
+        """
+        kind = call_kind(args, kwargs)
+        if kind in self.checks or not self.check_first_batch or count == 1:
+            return self.known_check(args, kwargs)
         if is_traced((args, kwargs)):  # a comparison cannot be part of a graph
-            return
+            return self.known_check(args, kwargs)
         from lpbnn.check import verify  # imports point the other way
 
         with MODES:  # it sets training flags: other threads wait for its result
-            if self.execution != "unchecked":
-                return
-            report = verify(self, args, kwargs)
-            self.apply_report(report)
-        if report.warning:
-            warnings.warn(report.warning, UserWarning, stacklevel=2)
+            if kind not in self.checks:
+                report = verify(self, args, kwargs)
+                self.apply_report(kind, report)
+                if report.warning:
+                    warnings.warn(report.warning, UserWarning, stacklevel=2)
+        return self.checks[kind]
 
-    def apply_report(self, report: Any) -> None:
-        """Use what a check found."""
-        self.execution = report.execution
-        self.independent_rows = report.independent_rows
-        self.set_shared_inputs(report.shared_inputs)
+    def apply_report(self, kind: str, report: Any) -> None:
+        """Use what a check found for calls of this kind."""
+        self.checks[kind] = CallCheck(
+            report.execution, report.independent_rows, report.shared_inputs
+        )
         self.use_expansion_points(report.expand_at)
 
     def require_independent_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -240,12 +295,7 @@ class MemberEnsemble(UncertainModel):
 
     def extra_state(self) -> dict[str, Any]:
         """Return what the state dict keeps besides tensors."""
-        return {
-            "execution": self.execution,
-            "independent_rows": self.independent_rows,
-            "expand_at": self.expand_at,
-            "shared_inputs": [one for one in self.mask_arguments if one.kind == "shared"],
-        }
+        return {"checks": self.checks, "expand_at": self.expand_at}
 
     def get_extra_state(self) -> Tensor:
         found = self.extra_state()
@@ -253,13 +303,15 @@ class MemberEnsemble(UncertainModel):
 
     def set_extra_state(self, state: Tensor) -> None:
         found = json.loads(bytes(state.tolist()))
-        if found["execution"] not in get_args(Execution):
-            raise ValueError(f"the state names no way to run members: {found['execution']!r}.")
+        checks = {}
+        for kind, (execution, independent, shared) in found["checks"].items():
+            if execution not in EXECUTIONS:
+                raise ValueError(f"the state names no way to run members: {execution!r}.")
+            arguments = tuple(Argument(*one) for one in shared)
+            checks[kind] = CallCheck(execution, independent, arguments)
         if found["expand_at"] not in self.expansion_choices:
             return  # it was found with other options than this model's: check again
-        self.execution = found["execution"]
-        self.independent_rows = found["independent_rows"]
-        self.set_shared_inputs([Argument(*one) for one in found["shared_inputs"]])
+        self.checks = checks
         self.use_expansion_points(found["expand_at"])
 
 

@@ -23,7 +23,7 @@ Example:
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -204,6 +204,23 @@ def shared_arguments(
         for i, name, value in given
         if isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] % batch
     ]
+
+
+def call_kind(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return which arguments a call has: how many dimensions each tensor, and the value of each flag.
+
+    Calls of one kind take the same way through a network, if its code does not look at sizes or values.
+
+    Example:
+        >>> call_kind((torch.zeros(8, 5), None), {"mask": torch.zeros(8, 5, 5), "causal": True})
+        '0:2 mask:3 causal:True'
+    """
+    return " ".join(
+        f"{name}:{leaf if isinstance(leaf, bool) else leaf.dim()}"
+        for name, value in (*enumerate(args), *kwargs.items())
+        for leaf in tree_leaves(value)
+        if isinstance(leaf, Tensor | bool)
+    )
 
 
 def _parameter_names(module: nn.Module) -> list[str]:

@@ -36,16 +36,14 @@ from torch.utils._pytree import tree_leaves
 from lpbnn.convert.checks import RUNNING_NORMS, TRANSPOSED, find_hidden_references, widths
 from lpbnn.convert.convert import convert, disable_fused_paths, replace_modules
 from lpbnn.convert.wrapper import Guarded, Wrapper
-from lpbnn.likelihoods import Categorical, require_row_weights, require_targets, weighted_mean
+from lpbnn.likelihoods import Categorical, weighted_mean
 from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.members.passes import MemberPass, PassSlot
-from lpbnn.members.rows import BatchMode, expand_tree, gather, row_weights
+from lpbnn.members.rows import BatchMode, gather
 from lpbnn.methods._options import Count, DataCount, NonNegative, Options, Positive
 from lpbnn.model import (
     Terms,
     UncertainModel,
-    as_call,
-    batch_size,
     noise_scale_value,
     total,
     two_groups,
@@ -265,20 +263,9 @@ class ABNN(MemberEnsemble):
         )
 
     def loss(self, x: Any, y: Any, weight: Tensor | None = None) -> Terms:
-        self.likelihood.check_batch(x, y)
-        args, kwargs = as_call(x)
-        batch, members = batch_size(args, kwargs), self.members
-        self.ensure_checked(members, args, kwargs)
-        mode = self.config.batch_mode if self.training else "repeat"
-        if self.independent_rows is False:
-            mode = "repeat"  # examples that depend on each other stay together
-            batch = len(tree_leaves(y)[0])
-        require_targets(y, batch)
-        require_row_weights(weight, batch)
-        outputs = self.run(self.sample(), args, kwargs, mode)
-        targets, weight = expand_tree((y, weight), batch, members, mode)
-        once = row_weights(batch, members, mode, tree_leaves(outputs)[0].device)
-        weights = weight if once is None else once if weight is None else once * weight
+        outputs, targets, weights = self.run_for_loss(
+            x, y, weight, self.config.batch_mode, lambda rows: self.sample()
+        )
         likelihood = self.likelihood
         soft = tree_leaves(targets)[0].is_floating_point()
         if soft or not isinstance(likelihood, Categorical) or not self.training:

@@ -191,7 +191,10 @@ class MIMO(UncertainModel):
         self.first, self.last = ends
 
     def outputs(self, *args: Any, **kwargs: Any) -> Outputs:
-        batch, masks = batch_size(args, kwargs), find_masks(self.mask_arguments, args, kwargs)
+        batch, masks = (
+            batch_size(args, kwargs),
+            find_masks(self.arguments_without_rows(args, kwargs), args, kwargs),
+        )
         return self._run(*expand_tree((args, kwargs), batch, self.members, masks=masks))
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outputs:
@@ -231,7 +234,7 @@ class MIMO(UncertainModel):
         require_row_weights(weight, batch)
         if self.training:
             self.require_independent_rows(args, kwargs)  # at the first batch
-        masks = find_masks(self.mask_arguments, args, kwargs)
+        masks = find_masks(self.arguments_without_rows(args, kwargs), args, kwargs)
         device = next(t.device for t in tree_leaves((y, args, kwargs)) if isinstance(t, Tensor))
         examples = self.shuffled_examples(batch, device)
 

@@ -4,14 +4,12 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from lpbnn.convert.convert import replace_modules
 from lpbnn.convert.wrapper import Wrapper
-from lpbnn.likelihoods import require_row_weights, require_targets
 from lpbnn.members.ensemble import MemberEnsemble
-from lpbnn.members.rows import BatchMode, expand_tree, row_weights, rows_needed
-from lpbnn.model import Terms, as_call, batch_size, noise_scale_value, total, two_groups
+from lpbnn.members.rows import BatchMode
+from lpbnn.model import Terms, noise_scale_value, total, two_groups
 from lpbnn.rank_one.factors import FactorPosterior, LayerFactors, SampledFactors, device_of
 from lpbnn.rank_one.layer import RankOneLayer, with_biases
 from lpbnn.rank_one.norms import BATCH_NORMS, MemberNorm
@@ -127,32 +125,15 @@ class RankOneEnsemble(MemberEnsemble):
         return SampledFactors(factors)
 
     def loss(self, x: Any, y: Any, weight: Tensor | None = None) -> Terms:
-        self.likelihood.check_batch(x, y)
-        args, kwargs = as_call(x)
-        batch, members = batch_size(args, kwargs), self.members
-        self.ensure_checked(members, args, kwargs)
-        mode = self.batch_mode if self.training else "repeat"
-        if self.independent_rows is False:
-            mode = "repeat"  # examples that depend on each other stay together
-            batch = len(tree_leaves(y)[0])  # the batch may be another dimension of the inputs
-        require_targets(y, batch)
-        require_row_weights(weight, batch)
-
         posterior = self.posterior()
-        # A compiled loss may copy the factors to the rows of their member, if all run in one pass.
-        in_one_pass = self.training and members > 1 and self.execution != "loop"
-        rows = rows_needed(batch, members, mode) // members if in_one_pass else 1
-        sampled = with_biases(self.layers, posterior.sample(1, self.noise_scale, rows))
-        outputs = self.run(sampled, args, kwargs, mode)
 
-        device = tree_leaves(outputs)[0].device
-        targets, weight = expand_tree((y, weight), batch, members, mode)
-        once = row_weights(batch, members, mode, device)
-        if once is not None:  # every example counts once
-            weight = once if weight is None else once * weight
-        terms = self.likelihood.nll_terms(outputs, targets, weight)
+        def sample(rows: int) -> SampledFactors:
+            return with_biases(self.layers, posterior.sample(1, self.noise_scale, rows))
+
+        rows = self.run_for_loss(x, y, weight, self.batch_mode, sample)
+        terms = self.likelihood.nll_terms(*rows)
         for name, term in self.penalties(posterior).items():
-            terms[name] = term.to(device)  # layers may be on several devices
+            terms[name] = term.to(terms["nll"].device)  # layers may be on several devices
         return total(**terms)
 
     def penalties(self, posterior: Any) -> Terms:

@@ -86,9 +86,7 @@ def freeze(model: nn.Module, *, samples: int = 1, seed: int = 0) -> FrozenEnsemb
         net, expand_at=ensemble.expand_at, likelihood=likelihood, readout=readout
     )
     frozen.check_first_batch = ensemble.check_first_batch
-    frozen.execution = ensemble.execution
-    frozen.independent_rows = ensemble.independent_rows
-    frozen.mask_arguments = ensemble.mask_arguments
+    frozen.checks = dict(ensemble.checks)
     return frozen.requires_grad_(False).eval()
 
 
