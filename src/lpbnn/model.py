@@ -161,7 +161,7 @@ class UncertainModel(WideBuffers):
     @property
     def execution(self) -> Execution:
         """How members run: "loop" if that was found for any kind of call."""
-        found = [check.execution for check in self.checks.values()]
+        found: list[Execution] = [check.execution for check in self.checks.values()]
         if "loop" in found:
             return "loop"
         return found[0] if found else "unchecked"

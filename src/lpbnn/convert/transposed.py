@@ -38,8 +38,9 @@ def is_transposed_linear(module: nn.Module) -> bool:
         (True, False)
     """
     weight = module._parameters.get("weight")
-    named = type(module).__name__ == "Conv1D" and weight is not None and weight.dim() == 2
-    return named and getattr(module, "nf", None) == weight.shape[1] and not module._modules
+    if type(module).__name__ != "Conv1D" or weight is None or weight.dim() != 2:
+        return False
+    return getattr(module, "nf", None) == weight.shape[1] and not module._modules
 
 
 def computes_linear(layer: Any) -> bool:
