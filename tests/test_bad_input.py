@@ -155,7 +155,7 @@ def test_classes_come_second() -> None:
 
 def test_targets_of_a_regression_are_not_reordered() -> None:
     model = lpbnn.build(small(classes=4), "mcp", task="regression")
-    with pytest.raises(ValueError, match=r"targets of shape \(6, 2\); got .* of shape \(2, 6\)"):
+    with pytest.raises(ValueError, match=r"got targets of shape \(2, 6\); expected \(6, 2\)"):
         model.loss(torch.randn(6, 5), torch.randn(2, 6))
     one = lpbnn.build(small(classes=2), "mcp", task="regression")
     for y in (torch.randn(6), torch.randn(6, 1)):
