@@ -35,7 +35,7 @@ LATEX = {
     **{"–": "--", "<": r"\textless{}", ">": r"\textgreater{}"},
 }
 ENDLESS = 2**20  # columns: wider than any table
-GAP = 2  # columns of the terminal between two of the table
+GAP = 1  # column of the terminal between two of the table
 
 
 def markdown(table: Table) -> str:
@@ -206,7 +206,7 @@ def print_table(table: Table, console: Console, legend: bool = False) -> None:
     if len(pages) > 1:
         pages = _pages(table, room, stacked=True)
     for number, blocks in enumerate(pages):
-        shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
         if number == 0:
             shown.title, shown.title_justify, shown.title_style = Text(table.title), "left", "bold"
         shown.add_column("method", no_wrap=True)
@@ -228,17 +228,26 @@ def print_whole(shown: RichTable, console: Console) -> None:
 
 
 def _pages(table: Table, room: int, stacked: bool) -> list[list[list[Text]]]:
-    """The columns, each with its head, as many to a table as fit; at least one."""
+    """The columns, each with its head, as many to a table as fit; at least one.
+
+    The columns of one part (a set) stay together where a whole table has room for them.
+    """
     pages: list[list[list[Text]]] = [[]]
     left = room
-    for column in table.columns:
-        block = _aligned([_head(column), *(_cell(r, column, table, stacked) for r in table.rows)])
-        width = _width(block[0]) + GAP
-        if width > left and pages[-1]:
-            pages.append([])
-            left = room
-        pages[-1].append(block)
-        left -= width
+    for _, columns in groupby(table.columns, lambda column: column.part):
+        blocks = [
+            _aligned([_head(column), *(_cell(r, column, table, stacked) for r in table.rows)])
+            for column in columns
+        ]
+        widths = [_width(block[0]) + GAP for block in blocks]
+        whole = sum(widths)
+        for block, width in zip(blocks, widths, strict=True):
+            if pages[-1] and (width > left or left < whole <= room):
+                pages.append([])
+                left = room
+            pages[-1].append(block)
+            left -= width
+            whole = 0  # the others follow the first
     return pages
 
 
@@ -257,9 +266,11 @@ def _aligned(texts: list[Text]) -> list[Text]:
 def _head(column: Column) -> Text:
     """The set, whose corruptions they are, the metric and its good side, below each other."""
     lines = column.part.partition(",")[0].split(": ") if column.part else []
-    title = f"{column.info.title} {column.info.unit}".rstrip()
-    last = f"{title} {column.info.arrow}".rstrip()
-    return Text("\n".join([*lines, last]))
+    info = column.info
+    unit = f"{info.unit} {info.arrow}".strip()
+    return Text(
+        "\n".join([*lines, *([info.title, unit] if info.unit else [f"{info.title} {unit}"])])
+    )
 
 
 def _label(row: Row, room: int) -> Text:
@@ -267,7 +278,7 @@ def _label(row: Row, room: int) -> Text:
     lines = wrap(row.label, room, subsequent_indent="  ", break_on_hyphens=False)
     text = Text("\n").join(map(Text, lines))
     if row.n > 1:
-        text.append(f"  n={row.n}", style="dim")
+        text.append(f" n={row.n}", style="dim")
     if row.note:
         text.append(f"\n  {row.note}", style="red")
     return text
@@ -277,7 +288,7 @@ def _cell(row: Row, column: Column, table: Table, stacked: bool) -> Text:
     """The mean with its spread and mark; below it, the share of the baseline, the published one."""
     cell = row.cells[column.key]
     mean, spread = cell.text(column.info)
-    mark = f" {MARKS[cell.mark]}" if column.marked else ""
+    mark = MARKS[cell.mark] if column.marked else ""
     text = Text().append(mean, style=STYLES[cell.mark])
     # As wide as the widest of the column, so that the means stand below each other.
     widest = max(len(other.cells[column.key].text(column.info)[1]) for other in table.rows)
