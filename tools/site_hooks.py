@@ -24,6 +24,10 @@ PAGES = {
 LINK = re.compile(
     r"(?<!!)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)"
 )
+# How tests/test_docs.py runs a page, which readers need not see.
+UNSEEN = re.compile(
+    r"^<!-- (?:(?:slow|warns|run|needs: .*?) -->|python\n.*?^-->)\n", re.MULTILINE | re.DOTALL
+)
 REQUEST = re.compile(r"^<!-- (?P<name>\w+)(?:: (?P<arguments>.*?))? -->$", re.MULTILINE)
 FENCE = re.compile(r"^(```.*?^```)", re.MULTILINE | re.DOTALL)
 FORMULA = re.compile(
@@ -55,16 +59,19 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
 
 
 def fill(text: str) -> str:
-    """Replace every request of a page by its text.
+    """Replace every request of a page by its text, and remove what is for its test.
 
     Example:
         >>> TEXTS["twice"] = lambda word: word * 2
         >>> fill("<!-- twice: ab -->")
         'abab'
+        >>> fill("<!-- needs: peft -->\\n<!-- python\\nx = 1\\n-->\\nText.")
+        'Text.'
         >>> del TEXTS["twice"]
     """
     return REQUEST.sub(
-        lambda found: TEXTS[found["name"]](*(found["arguments"] or "").split()), text
+        lambda found: TEXTS[found["name"]](*(found["arguments"] or "").split()),
+        UNSEEN.sub("", text),
     )
 
 
