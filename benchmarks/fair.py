@@ -4,6 +4,9 @@ The plan is in docs/results/protocol.md.
 ``python -m benchmarks.fair --data-root DIR --out runs/fair`` trains in several processes on one device, in
 a fixed order, until everything is done or ``--seconds`` are over; the same command goes on where it stopped.
 ``--out`` then holds a JSON and an NPZ for every run.
+
+``--schedule paper --trials runs/fair --backbone wrn-28-10`` trains with the paper's schedule and the settings
+that the trials in another folder chose: trials of 250 epochs would cost more than the runs that they serve.
 """
 
 import gc
@@ -16,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -53,6 +56,11 @@ CANDIDATES: dict[str, tuple[Options, Options]] = {
     "meanfield": ({"prior_std": 0.1, "std": 1e-3}, {"prior_std": 0.1, "std": 1e-2}),
     "edl": ({"risk": "digamma"}, {"risk": "log_marginal"}),
 }
+# The part of the other CIFAR that is out of distribution: its name and its file.
+OTHER = {
+    "cifar10": ("cifar100", "cifar-100-python/test"),
+    "cifar100": ("cifar10", "cifar-10-batches-py/test_batch"),
+}
 LATE = ("meanfield", "edl")  # the last to get seeds 3 and 4
 SAMPLES = 4  # draws of each member of a stochastic method
 TIE = 1e-3  # held-out NLL closer than this: the more accurate setting
@@ -71,8 +79,14 @@ class Plan:
     """Processes that share the device."""
     methods: tuple[str, ...] = tuple(CANDIDATES)
     seeds: int = 5
+    data: Literal["cifar10", "cifar100"] = "cifar10"
     backbone: str = "wrn-16-4"
-    epochs: int = 30
+    schedule: Literal["short", "paper"] = "short"
+    """short: 30 epochs, cosine, weight decay 5e-4. paper: 250 epochs, three steps, weight decay 1e-4."""
+    trials: Path | None = None
+    """A folder whose trials choose the settings; None runs the trials of this plan."""
+    epochs: int | None = None
+    """None is the number of the schedule."""
     batch_size: int = 128
     train: int | None = None
     """Only so many training images: to try the command."""
@@ -81,6 +95,16 @@ class Plan:
     corruption_images: int = 1000
     severities: tuple[int, ...] = (1, 3, 5)
     graph: bool = True
+
+    @property
+    def length(self) -> int:
+        """The number of epochs."""
+        return self.epochs or {"short": 30, "paper": 250}[self.schedule]
+
+    @property
+    def outside(self) -> tuple[str, str]:
+        """The names of the two sets that are out of distribution."""
+        return ("svhn", OTHER[self.data][0])
 
 
 @dataclass(frozen=True)
@@ -105,19 +129,24 @@ def run_config(plan: Plan, job: Job) -> RunConfig:
     """Return the config of a run; only the method, its setting and the seed differ between runs."""
     options = dict(job.options)
     decay = options.pop("weight_decay", 5e-4)
+    schedule = ScheduleConfig("cosine", warmup=min(2.0, plan.length / 4))
+    if plan.schedule == "paper":
+        decay = 1e-4  # for all methods: what MCP's trials chose belongs to the short schedule
+        steps = {round(share * plan.length) for share in (0.32, 0.64, 0.8)}
+        schedule = ScheduleConfig("step", milestones=tuple(sorted(steps)))
     cuda = torch.cuda.is_available()
     return RunConfig(
         method=job.method,
         method_options=options,
         backbone=plan.backbone,
-        data="cifar10",
+        data=plan.data,
         seed=job.seed,
-        epochs=plan.epochs,
+        epochs=plan.length,
         batch_size=plan.batch_size,
         drop_last=True,
         optim=OptimConfig(lr=0.1, weight_decay=decay),
-        schedule=ScheduleConfig("cosine", warmup=min(2.0, plan.epochs / 4)),
-        augment=AugmentConfig(cutout=16),
+        schedule=schedule,
+        augment=AugmentConfig(cutout={"cifar10": 16, "cifar100": 8}[plan.data]),
         evaluate=EvalConfig(samples=SAMPLES, batch_size=1000, chunk=8000),
         precision="bf16" if cuda else "32",
         channels_last=cuda,
@@ -140,14 +169,15 @@ class Images:
 
 
 def load_images(plan: Plan) -> Images:
-    """Load CIFAR-10 with 5,000 held-out images, SVHN, and the test part of CIFAR-100."""
-    splits = data.load("cifar10", str(plan.data_root), val=5000, checksum="any")
+    """Load a CIFAR with 5,000 held-out images, SVHN, and the test part of the other CIFAR."""
+    splits = data.load(plan.data, str(plan.data_root), val=5000, checksum="any")
     if plan.train is not None:
         splits = replace(splits, train=splits.train.take(slice(plan.train)))
-    hundred = unpickle(plan.data_root / "cifar-100-python" / "test")["data"]
+    name, file = OTHER[plan.data]
+    other = np.array(unpickle(plan.data_root / file)["data"])
     measured = {
         "svhn": splits.ood["svhn"].take(slice(plan.images))[:][0],
-        "cifar100": torch.from_numpy(np.array(hundred)).view(-1, 3, 32, 32)[: plan.images],
+        name: torch.from_numpy(other).view(-1, 3, 32, 32)[: plan.images],
     }
     labels = {}
     for name, part in (("held_out", splits.val), ("test", splits.test)):
@@ -210,7 +240,7 @@ def scores(probs: Probs, labels: dict[str, Tensor], plan: Plan) -> dict[str, Any
             "max": detection(1 - probs["test"].amax(-1), 1 - probs[name].amax(-1)),
             "entropy": detection(entropy(probs["test"]), entropy(probs[name])),
         }
-        for name in ("svhn", "cifar100")
+        for name in plan.outside
     }
     few = labels["test"][: plan.corruption_images]
     sets = [classification(each, few) for each in probs["corrupted"].split(len(few))]
@@ -358,7 +388,7 @@ def chosen(plan: Plan, method: str) -> int | None:
     """Return the candidate with the lowest held-out NLL after a temperature; None if a trial is missing."""
     found = []
     for candidate in range(len(CANDIDATES[method])):
-        path = plan.out / f"{Job(method, candidate, 0, final=False).name}.json"
+        path = (plan.trials or plan.out) / f"{Job(method, candidate, 0, final=False).name}.json"
         if not path.is_file():
             return None
         held_out = read_json(path)["noise"]["trained"]["tempered"]["held_out"]
@@ -373,6 +403,7 @@ def pending(plan: Plan, started: set[Job]) -> Iterator[Job]:
         Job(method, candidate, 0, final=False)
         for candidate in range(max(map(len, CANDIDATES.values())))
         for method in plan.methods
+        if plan.trials is None
     ]
     order = sorted(
         ((seed, method) for seed in range(plan.seeds) for method in plan.methods),

@@ -1,6 +1,7 @@
 """The fair comparison: how settings are chosen, in which order runs are made, and how they are scored."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +75,29 @@ def test_every_run_differs_from_the_others_in_method_setting_and_seed_alone(plan
         fair.run_config(plan, Job(method, 0, 1, final=True)).to_data() for method in ("mcp", "edl")
     )
     assert {key for key in one if one[key] != other[key]} == {"method", "method_options"}
+
+
+def test_the_trials_of_another_folder_choose_the_settings(plan: Plan, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "long"
+    elsewhere.mkdir()
+    trial(plan, "mcp", 0, nll=0.25, accuracy=0.95)
+    trial(plan, "mcp", 1, nll=0.24, accuracy=0.95)
+    long = Plan(tmp_path, elsewhere, trials=plan.out, methods=("mcp",), seeds=1)
+    assert list(fair.pending(long, set())) == [Job("mcp", 1, 0, final=True)]
+
+
+@pytest.mark.parametrize("method", CANDIDATES)
+def test_the_paper_s_schedule_is_the_same_for_all_methods(plan: Plan, method: str) -> None:
+    config = fair.run_config(replace(plan, schedule="paper"), Job(method, 1, 0, final=True))
+    assert config.epochs == 250
+    assert config.optim.weight_decay == 1e-4
+    assert config.schedule.name == "step"
+    assert config.schedule.milestones == (80, 160, 200)
+
+
+def test_cifar_100_has_the_paper_s_cutout_and_cifar_10_out_of_distribution(plan: Plan) -> None:
+    hundred = replace(plan, data="cifar100")
+    config = fair.run_config(hundred, Job("lpbnn", 0, 0, final=True))
+    assert (config.data, config.augment.cutout, config.epochs) == ("cifar100", 8, 30)
+    assert hundred.outside == ("svhn", "cifar10")
+    assert plan.outside == ("svhn", "cifar100")
