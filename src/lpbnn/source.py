@@ -39,7 +39,7 @@ def doc(module: str) -> str:
         >>> doc("lpbnn.source").splitlines()[0]
         'Read names from modules without importing torch, for ``lpbnn --help`` and ``lpbnn ls``.'
     """
-    text = Path(str(find(module).origin)).read_text("utf-8")
+    text = _text(module)
     # Without parsing the whole file: ls shows the first lines of twenty.
     start = re.match(r'\s*r?"""(.*?)"""', text, re.DOTALL)
     return inspect.cleandoc(start[1]) if start else ast.get_docstring(ast.parse(text)) or ""
@@ -58,8 +58,11 @@ def read(module: str, name: str) -> Any:
     return getattr(sys.modules[module], name, None)
 
 
-def entries(package: str, table: str) -> dict[str, Any]:
+def entries(package: str, table: str, name: str = "") -> dict[str, Any]:
     """Return all entries of the tables ``{name: Entry(...)}`` in a package's files.
+
+    Args:
+        name: read the files that mention this name alone; others are not parsed.
 
     Example:
         >>> entries("lpbnn.backbones", "NETS")["wrn-28-10"].description
@@ -67,8 +70,9 @@ def entries(package: str, table: str) -> dict[str, Any]:
     """
     folders = getattr(sys.modules.get(package), "__path__", None)
     files = iter_modules(folders or find(package).submodule_search_locations)
-    tables = (read(f"{package}.{name}", table) for name in sorted(file.name for file in files))
-    return {name: entry for found in tables for name, entry in (found or {}).items()}
+    modules = [f"{package}.{file}" for file in sorted(file.name for file in files)]
+    tables = (read(module, table) for module in modules if name in _text(module))
+    return {key: entry for found in tables for key, entry in (found or {}).items()}
 
 
 def config_options(config: type) -> list[Option]:
@@ -135,6 +139,10 @@ def find(module: str) -> ModuleSpec:
     return spec
 
 
+def _text(module: str) -> str:
+    return Path(str(find(module).origin)).read_text("utf-8")
+
+
 class _Placeholders(type):
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -155,7 +163,7 @@ class _Names(dict[str, Any]):
         super().__init__(__name__=__name__)  # dataclasses look for the module of a class
         self.module = module
         self.path = str(find(module).origin)
-        text = Path(self.path).read_text("utf-8")
+        text = _text(module)
         self.lines, self.tree = text.splitlines(), ast.parse(text)
         self.nodes = {name: node for node in self.tree.body for name in _defined(node)}
 

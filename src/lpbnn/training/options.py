@@ -111,7 +111,8 @@ def _options(kind: str, name: str) -> list[Option]:
     if kind == "method":
         return methods.options(name)
     package = "lpbnn.backbones" if kind == "backbone" else "lpbnn.data"
-    entry = source.entries(package, "NETS" if kind == "backbone" else "SETS").get(name)
+    table = "NETS" if kind == "backbone" else "SETS"
+    entry = source.entries(package, table, f'"{name}"').get(name)
     if entry is None:  # one of a family (wrn-40-2), MODULE:NAME, or unknown, which is an error
         module = importlib.import_module(package)
         entry = module.load(name) if kind == "backbone" else module.entry(name)
