@@ -13,6 +13,7 @@ from posixpath import normpath
 from typing import Any
 
 from latex2mathml.converter import convert
+from tools import method_tables
 
 ROOT = Path(__file__).parents[1]
 # Files of the repository that are pages of the site.
@@ -34,7 +35,11 @@ FORMULA = re.compile(
     r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<tex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL
 )
 
-TEXTS: dict[str, Callable[..., str]] = {}
+TEXTS: dict[str, Callable[..., str]] = {
+    "options": method_tables.options,
+    "measured": method_tables.measured,
+    "posthoc": method_tables.posthoc,
+}
 
 
 def on_files(files: Any, config: Any) -> Any:
