@@ -16,7 +16,7 @@ LEVELS = [
     {"likelihoods", "metrics", "backbones", "data"},
     {"members", "kernels", "convert", "model", "rank_one", "prediction", "predict", "check"},
     {"methods", "build"},
-    {"calibration", "estimators", "plots"},
+    {"calibration", "estimators", "export", "plots"},
     {"training"},
     {"experiments", "report", "testing"},
     {"cli", "__main__"},

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lpbnn.check import CheckReport, check
     from lpbnn.convert import convert, split_recurrent
     from lpbnn.estimators import LPBNNClassifier, LPBNNRegressor
+    from lpbnn.export import export_onnx
     from lpbnn.methods import register
     from lpbnn.model import LossStep, UncertainModel
     from lpbnn.predict import Prediction, predict
@@ -41,6 +42,7 @@ __all__ = [
     "build",
     "check",
     "convert",
+    "export_onnx",
     "freeze",
     "likelihoods",
     "mean_network",
@@ -64,6 +66,7 @@ _HOMES = {
     "build": "build",
     "check": "check",
     "convert": "convert",
+    "export_onnx": "export",
     "freeze": "rank_one.export",
     "mean_network": "rank_one.export",
     "posterior": "rank_one.posterior",

@@ -75,6 +75,55 @@ class PrivateDraws(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+class RepeatedDraws(TorchFunctionMode):
+    """Record draws inside the block; with ``repeat`` give the same numbers again, as constants.
+
+    A draw is found again by its generator's seed and its place among those of that generator, so members may
+    run in another order. A tracer thus sees numbers, not draws; their shapes may not depend on the batch.
+
+    Example:
+        >>> draws = RepeatedDraws()
+        >>> with draws:
+        ...     first = torch.randn(3)
+        >>> draws.repeat = True
+        >>> with draws:
+        ...     again = torch.randn(3)
+        >>> torch.equal(first, again)
+        True
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.repeat = False
+        self.recorded: dict[tuple[int | None, int], Tensor] = {}
+        self.counts: dict[int | None, int] = {}
+        self.alive: list[Any] = []  # generators, whose ids must not be used again
+
+    def __enter__(self) -> Any:
+        self.counts, self.alive = {}, []
+        return super().__enter__()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func not in DRAWING and func not in LIKE:
+            return func(*args, **kwargs)
+        generator: torch.Generator | None = kwargs.get("generator")
+        who = None if generator is None else id(generator)
+        count = self.counts.get(who, 0)
+        self.counts[who] = count + 1
+        self.alive.append(generator)
+        key = (None if generator is None else generator.initial_seed(), count)
+        if not self.repeat:
+            self.recorded[key] = func(*args, **kwargs).clone()
+            found = self.recorded[key].clone()
+        else:
+            found = self.recorded[key]
+        in_place = getattr(func, "__name__", "").endswith("_")
+        return args[0].copy_(found) if in_place else found
+
+
 def private_draws(
     seed: int | None, generator: torch.Generator | None = None
 ) -> AbstractContextManager[Any]:

@@ -23,6 +23,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from lpbnn.kernels.autograd import is_traced
 from lpbnn.predict import Prediction
 
 SetScore = Literal["lac", "aps", "raps"]
@@ -189,7 +190,10 @@ def class_scores(
     probs = probs.double()
     if method == "lac":
         return 1 - probs
-    ordered, order = probs.sort(dim=1, descending=True, stable=True)
+    if is_traced(probs):  # ONNX has no stable sort; of equal numbers its TopK takes the first first
+        ordered, order = probs.topk(probs.shape[1], dim=1)
+    else:
+        ordered, order = probs.sort(dim=1, descending=True, stable=True)
     scores = ordered.cumsum(1)
     if uniform is not None:
         scores = scores - uniform.to(scores) * ordered
@@ -247,7 +251,7 @@ def _residual_scale(prediction: Prediction, method: str) -> Tensor:
     if method == "absolute":
         return torch.ones_like(prediction.mean)
     total = prediction.total
-    if not bool((total > 0).all()):
+    if not is_traced(total) and not bool((total > 0).all()):
         raise ValueError(
             "some total variances are zero or NaN, so residuals cannot be divided by them. Fix: "
             "method='absolute'."
@@ -256,7 +260,7 @@ def _residual_scale(prediction: Prediction, method: str) -> Tensor:
 
 
 def _require_finite(values: Tensor, name: str) -> None:
-    if not bool(values.isfinite().all()):
+    if not is_traced(values) and not bool(values.isfinite().all()):
         raise ValueError(
             f"{int((~values.isfinite()).sum())} {name} are not finite. Fix: check the inputs, and the "
             "weights of the model."
