@@ -513,7 +513,7 @@ def test_a_spectral_norm_is_not_taken_for_mixing(norm: Any) -> None:
     model = lpbnn.build(net, "lpbnn", members=3, num_data=10)
     report = lpbnn.check(model, torch.randn(7, 6))
     assert report.ok
-    assert report.independent_rows
+    assert report.result.independent_rows
     assert "training mode." in report.lines[0]
 
 
@@ -543,7 +543,7 @@ def test_one_edge_of_a_graph_is_enough(include: str | None) -> None:
     for edge in ([2, 0], [0, 1], [1, 2], [3, 4], [5, 3]):
         model = lpbnn.build(Graph(), "batchensemble", include=include)
         call = (torch.randn(6, 5), torch.tensor(edge).unsqueeze(1))
-        assert lpbnn.check(model, call).independent_rows is False, edge
+        assert lpbnn.check(model, call).result.independent_rows is False, edge
 
 
 class RandomMixing(nn.Module):
@@ -588,6 +588,20 @@ def test_a_first_input_without_a_batch_does_not_slow_down_the_next_one(method: s
     whole = lpbnn.predict(model, x, seed=0)
     assert model.known_check((x,), {}) == CallCheck("batched", True)
     torch.testing.assert_close(lpbnn.predict(model, x, seed=0, chunk=5).probs, whole.probs)
+
+
+@pytest.mark.parametrize("method", RANK_ONE)
+def test_a_refused_first_input_leaves_nothing_behind(method: str) -> None:
+    """An input without a batch axis: the reference takes it, rows of members do not."""
+    model, x = build(Mlp(), method), torch.randn(8, 5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for call in (model, model.eval(), lambda bad: lpbnn.predict(model, bad)):
+            with pytest.raises(ValueError, match="needs outputs"):
+                call(x[0])
+        assert model.execution == "unchecked"
+        lpbnn.predict(model, x)
+        assert model.execution == "batched"
 
 
 class MixesPairs(Mlp):

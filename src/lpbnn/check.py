@@ -21,7 +21,6 @@ from lpbnn.convert.checks import RUNNING_NORMS
 from lpbnn.draws import PrivateDraws
 from lpbnn.kernels.autograd import vmap_is_running
 from lpbnn.members.rows import (
-    Argument,
     MaskArguments,
     call_kind,
     copy_tensors,
@@ -31,7 +30,7 @@ from lpbnn.members.rows import (
     shared_arguments,
     take_examples,
 )
-from lpbnn.model import MODES, Execution, UncertainModel, as_call, batch_size
+from lpbnn.model import MODES, CallCheck, Execution, UncertainModel, as_call, batch_size
 from lpbnn.predict import unwrap
 
 if TYPE_CHECKING:
@@ -65,22 +64,21 @@ class CheckReport:
     """The result of ``lpbnn.check``; ``print`` it.
 
     Args:
-        execution: "batched" if members may run as rows of one batch, "loop" if they must run one after
-            another, "single" if the method runs whole networks anyway.
+        result: what the model does from now on.
         expand_at: modules in front of which the batch is expanded; [""] is the whole network.
-        independent_rows: False if the output of an example depends on the other examples; None if that was
-            not compared.
         lines: what was compared, and what was found.
         warning: empty if nothing is slower than it could be.
-        shared_inputs: the network's arguments that hold no examples.
     """
 
-    execution: Execution
+    result: CallCheck
     expand_at: list[str]
-    independent_rows: bool | None
     lines: tuple[str, ...] = ()
     warning: str = ""
-    shared_inputs: tuple[Argument, ...] = ()
+
+    @property
+    def execution(self) -> Execution:
+        """How members run: "batched", "loop" or "single" (see ``CallCheck``)."""
+        return self.result.execution
 
     @property
     def ok(self) -> bool:
@@ -122,11 +120,10 @@ def check(model: nn.Module, x: Any) -> CheckReport:
     batch_size(args, kwargs)
     if not isinstance(inner, MemberEnsemble):
         line = f"{type(inner).__name__} runs whole networks: there is no other path to compare."
-        return CheckReport("single", [""], None, (line,))
+        return CheckReport(CallCheck("single"), [""], (line,))
     with MODES:  # other threads wait for its result
         inner.checks.clear()
         report = verify(inner, args, kwargs)
-        inner.apply_report(call_kind(args, kwargs), report)
     if model is not inner and hasattr(model, "_orig_mod"):
         line = _compare_compiled(model, inner, args, kwargs)
         report = replace(report, lines=(*report.lines, line))
@@ -134,12 +131,15 @@ def check(model: nn.Module, x: Any) -> CheckReport:
 
 
 def verify(model: "MemberEnsemble", args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckReport:
-    """Compare every choice of expansion points with the reference, until one agrees.
+    """Compare every choice of expansion points with the reference until one agrees, and use that.
 
     Raises:
+        ValueError: members must run one by one, and the outputs are none that the likelihood takes: the
+            batch axis may be missing. Nothing is remembered of such a call.
         ValueError: a recurrent layer or an attention takes the time axis first, and got the batch there.
     """
     shared = tuple(shared_arguments(model.net, args, kwargs, batch_size(args, kwargs)))
+    kind = call_kind(args, kwargs)
     with _unchanged(model), torch.no_grad():
         evaluation, rows = _run_few_rows(
             model.mask_arguments, args, kwargs, lambda *few: _Reference(model, *few, training=False)
@@ -161,11 +161,17 @@ def verify(model: "MemberEnsemble", args: tuple[Any, ...], kwargs: dict[str, Any
         for paths in [] if mixes else choices:
             difference = _first_difference(model, paths, references)
             if not difference:
-                report = _agreement(model, paths, rows, independent, references[-1].random)
-                return replace(report, shared_inputs=shared)
-        if rows > MAX_ROWS:
-            independent = False  # the network refuses fewer rows, so it cannot train on slices
-    return replace(_disagreement(model, difference, rows, independent), shared_inputs=shared)
+                model.checks[kind] = CallCheck("batched", independent, shared)
+                model.use_expansion_points(paths)
+                return _agreement(model, rows, model.checks[kind], references[-1].random)
+        outputs = zip(
+            model.likelihood.heads.values(), _outputs(evaluation.members[0]), strict=False
+        )
+        for likelihood, output in outputs:
+            likelihood.summary(output.unsqueeze(0))
+    # A network that refuses fewer rows cannot train on slices.
+    model.checks[kind] = CallCheck("loop", independent and rows <= MAX_ROWS, shared)
+    return _disagreement(model, rows, model.checks[kind], difference)
 
 
 def rows_are_independent(
@@ -377,25 +383,22 @@ def _compare(found: Record, expected: list[Record]) -> str:
     return ""
 
 
-def _agreement(
-    model: Any, paths: list[str], rows: int, independent: bool, random: bool
-) -> CheckReport:
-    where = "the whole network" if paths == [""] else ", ".join(paths)
+def _agreement(model: Any, rows: int, result: CallCheck, random: bool) -> CheckReport:
+    where = ", ".join(model.expand_at) or "the whole network"
     lines = [
         f"{MEMBERS} members of {rows} examples: rows of one batch equal members that run one by one, "
         f"in evaluation{'' if random else ' and training'} mode. The batch is expanded at {where}."
     ]
     if random:
         lines.append("The network is random in training mode, so that mode was not compared.")
-    if not independent:
+    warning = ""
+    if not result.independent_rows:
         lines.append(DEPENDENT)
-    splits = getattr(model, "batch_mode", "repeat") == "split"
-    return CheckReport(
-        "batched", paths, independent, tuple(lines), DEPENDENT if splits and not independent else ""
-    )
+        warning = DEPENDENT if getattr(model, "batch_mode", "repeat") == "split" else ""
+    return CheckReport(result, model.expand_at, tuple(lines), warning)
 
 
-def _disagreement(model: Any, difference: str, rows: int, independent: bool) -> CheckReport:
+def _disagreement(model: Any, rows: int, result: CallCheck, difference: str) -> CheckReport:
     line = f"{MEMBERS} members of {rows} examples as rows of one batch: {difference}."
     warning = (
         f"members cannot run as rows of one batch in this network: {difference}. A likely cause is an "
@@ -404,9 +407,9 @@ def _disagreement(model: Any, difference: str, rows: int, independent: bool) -> 
         "from now on, which is right and slower. Fix, if speed matters: treat rows independently, or "
         "leave layers out with exclude=..."
     )
-    if not independent:
+    if not result.independent_rows:
         warning += f" {DEPENDENT}"
-    return CheckReport("loop", model.expand_at, independent, (line,), warning)
+    return CheckReport(result, model.expand_at, (line,), warning)
 
 
 def _run_few_rows(

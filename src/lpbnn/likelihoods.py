@@ -129,6 +129,11 @@ class Likelihood(nn.Module):
         self.scaling: Scaling | None = None
         self.register_load_state_dict_pre_hook(_match_scaling)
 
+    @property
+    def heads(self) -> "dict[str, Likelihood]":
+        """The likelihoods of the heads by name; "" for the only one."""
+        return {"": self}
+
     def scaled(self, outputs: Tensor) -> Tensor:
         """Return member outputs (S, B, ...), rescaled if there is a scaling, in float32 at least."""
         if self.scaling is None:
@@ -527,6 +532,11 @@ class MultiLabel(Likelihood):
 
     def summary(self, outputs: Tensor) -> Summary:
         """Return probabilities and their binary entropies, both (S, B, K, ...)."""
+        if outputs.dim() < 3:
+            raise ValueError(
+                "multilabel needs outputs (batch, labels, ...); the network gave "
+                f"{tuple(outputs.shape[1:])}."
+            )
         probs = self.scaled(outputs).sigmoid()
         return Summary(probs, self.total(probs))
 
@@ -569,7 +579,6 @@ class MultiHead(Likelihood):
 
     @property
     def heads(self) -> dict[str, Likelihood]:
-        """The likelihoods by name."""
         return dict(zip(self.names, self.parts, strict=True))  # type: ignore[arg-type]
 
     def mean_nll(self, outputs: Any, targets: Any, row_weights: Tensor | None = None) -> Tensor:
@@ -749,10 +758,10 @@ def class_weights(counts: Sequence[int], kind: Weighting) -> list[float]:
 
 def take_scalings(likelihood: Likelihood) -> dict[str, Scaling]:
     """Remove the scalings of a likelihood and return them, by head; "" is the only one's name."""
-    heads = likelihood.heads if isinstance(likelihood, MultiHead) else {"": likelihood}
-    taken = {name: head.scaling for name, head in heads.items() if head.scaling is not None}
-    for head in heads.values():
-        head.scaling = None
+    taken = {}
+    for name, head in likelihood.heads.items():
+        if head.scaling is not None:
+            taken[name], head.scaling = head.scaling, None
     return taken
 
 

@@ -178,13 +178,6 @@ class UncertainModel(WideBuffers):
             found = next(loops, CallCheck())
         return found
 
-    def arguments_without_rows(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> MaskArguments:
-        """Return the arguments of a call that hold no examples, or may hold none: masks, shared inputs."""
-        shared = self.known_check(args, kwargs).shared_inputs
-        return [*self.mask_arguments, *shared] if shared else self.mask_arguments
-
     def require_independent_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse to take a batch apart if its examples depend on each other; compare them once.
 

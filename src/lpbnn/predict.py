@@ -309,7 +309,7 @@ def predict(
     width, step = model.chunk_sizes(batch, samples, chunk)
     calls = [(args, kwargs)] if step >= batch else _cut(model, args, kwargs, batch, step)
     likelihood = model.likelihood
-    heads = likelihood.heads if isinstance(likelihood, MultiHead) else {"": likelihood}
+    heads = likelihood.heads
     parts = [
         (call, {name: MemberSums(model, head, keep_members) for name, head in heads.items()})
         for call in calls
@@ -422,8 +422,9 @@ def _cut(
     others = {t.shape[0] for t in tensors if t.dim() > 0} - {batch}
     while step > 1 and (step in others or batch % step in others):
         step -= 1
-    starts, masks = range(0, batch, step), model.arguments_without_rows(args, kwargs)
-    return [take_examples(masks, args, kwargs, batch, slice(i, i + step)) for i in starts]
+    arguments = [*model.mask_arguments, *model.known_check(args, kwargs).shared_inputs]
+    parts = (slice(start, start + step) for start in range(0, batch, step))
+    return [take_examples(arguments, args, kwargs, batch, part) for part in parts]
 
 
 class MemberSums:

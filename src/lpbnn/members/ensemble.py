@@ -158,8 +158,8 @@ class MemberEnsemble(UncertainModel):
         if predicting and self.points.whole_network and not alone:
             alone = fills_device(batched((args, kwargs), batch_size(args, kwargs)), FULL)
         if alone:
-            return self.run_one_by_one(sampled, args, kwargs, mode, first)
-        return self.run_rows(sampled, args, kwargs, mode, first, loops=predicting)
+            return self.run_one_by_one(sampled, args, kwargs, mode, first, known.shared_inputs)
+        return self.run_rows(sampled, args, kwargs, mode, first, known.shared_inputs, predicting)
 
     def run_rows(
         self,
@@ -168,13 +168,17 @@ class MemberEnsemble(UncertainModel):
         kwargs: dict[str, Any],
         mode: BatchMode = "repeat",
         first: int = 0,
+        shared: Sequence[Argument] = (),
         loops: bool = False,
     ) -> Outputs:
-        """Run all members in one pass of the network, as rows of one batch (see ``run``)."""
+        """Run all members in one pass of the network, as rows of one batch (see ``run``).
+
+        ``shared`` are the arguments that are known to hold no examples.
+        """
         batch, count = batch_size(args, kwargs), sampled.count
         # An input that has by chance as many rows as the expanded batch could be mistaken for it.
         loops = loops and self.points.can_loop and not batched((args, kwargs), batch * count)
-        masks = find_masks(self.arguments_without_rows(args, kwargs), args, kwargs)
+        masks = find_masks([*self.mask_arguments, *shared], args, kwargs)
         draw = self.members if loops else 0
         state = MemberPass(sampled.take(0, count), batch, first, mode, draw, masks)
         if self.points.whole_network:
@@ -198,15 +202,16 @@ class MemberEnsemble(UncertainModel):
         kwargs: dict[str, Any],
         mode: BatchMode = "repeat",
         first: int = 0,
+        shared: Sequence[Argument] = (),
     ) -> Outputs:
-        """Run the members one after another, the reference (see ``run``); the rows are the same."""
+        """Run the members one after another, the reference (see ``run_rows``); the rows are the same."""
         batch, count = batch_size(args, kwargs), sampled.count
-        arguments = self.arguments_without_rows(args, kwargs)
         outputs = []
         for j in range(count):
             own, size = (args, kwargs), batch
             if mode == "split" and count > 1:
                 examples = member_examples(j, batch, count)
+                arguments = [*self.mask_arguments, *shared]
                 own = take_examples(arguments, args, kwargs, batch, examples)
                 size = len(examples)
             if count > 1:  # the network may change its inputs in place
@@ -277,17 +282,9 @@ class MemberEnsemble(UncertainModel):
         with MODES:  # it sets training flags: other threads wait for its result
             if kind not in self.checks:
                 report = verify(self, args, kwargs)
-                self.apply_report(kind, report)
                 if report.warning:
                     warnings.warn(report.warning, UserWarning, stacklevel=2)
         return self.checks[kind]
-
-    def apply_report(self, kind: str, report: Any) -> None:
-        """Use what a check found for calls of this kind."""
-        self.checks[kind] = CallCheck(
-            report.execution, report.independent_rows, report.shared_inputs
-        )
-        self.use_expansion_points(report.expand_at)
 
     def require_independent_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.ensure_checked(2, args, kwargs)

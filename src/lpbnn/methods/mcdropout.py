@@ -110,7 +110,7 @@ class DropoutMasks:
             seeded = [torch.Generator(device).manual_seed(seed) for seed in self.seeds]
             self.generators[device] = seeded
         drawn = [
-            torch.rand(*shape, generator=generator, device=device)
+            torch.rand(shape, generator=generator, device=device)
             for generator in self.generators[device]
         ]
         return torch.stack(drawn) >= rate

@@ -191,11 +191,13 @@ class MIMO(UncertainModel):
         self.first, self.last = ends
 
     def outputs(self, *args: Any, **kwargs: Any) -> Outputs:
-        batch, masks = (
-            batch_size(args, kwargs),
-            find_masks(self.arguments_without_rows(args, kwargs), args, kwargs),
-        )
+        batch, masks = batch_size(args, kwargs), self._masks(args, kwargs)
         return self._run(*expand_tree((args, kwargs), batch, self.members, masks=masks))
+
+    def _masks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+        """Return the inputs that hold no examples."""
+        shared = self.known_check(args, kwargs).shared_inputs
+        return find_masks([*self.mask_arguments, *shared], args, kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outputs:
         """Return the outputs (M, rows / M, ...) for inputs in member-major rows."""
@@ -234,7 +236,7 @@ class MIMO(UncertainModel):
         require_row_weights(weight, batch)
         if self.training:
             self.require_independent_rows(args, kwargs)  # at the first batch
-        masks = find_masks(self.arguments_without_rows(args, kwargs), args, kwargs)
+        masks = self._masks(args, kwargs)
         device = next(t.device for t in tree_leaves((y, args, kwargs)) if isinstance(t, Tensor))
         examples = self.shuffled_examples(batch, device)
 
