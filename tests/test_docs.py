@@ -50,8 +50,8 @@ def test_the_code_of_a_page_runs_and_prints_what_it_shows(
             if block.output is not None:
                 assert not pages.differences(block.output, printed), f"line {block.line}"
     plt.close("all")
-    for drawn, shown in pages.figures(page).items():
-        assert max(drawn.stat().st_size, shown.stat().st_size) < LARGEST
+    for shown in pages.figures(page).values():
+        assert shown.stat().st_size < LARGEST
 
 
 @pytest.mark.parametrize("page", having("python", all_quick=True))

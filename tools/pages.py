@@ -180,8 +180,22 @@ def differences(shown: str, printed: str) -> str:
 
 def figures(page: Path) -> dict[Path, Path]:
     """Return the pictures that a page has drawn into the current folder, and where it shows them."""
-    shown = [page.parent / target for target in IMAGE.findall(page.read_text("utf-8"))]
+    targets = IMAGE.findall(page.read_text("utf-8"))
+    shown = [Path(os.path.normpath(page.resolve().parent / target)) for target in targets]
     return {Path(path.name): path for path in shown if Path(path.name).exists()}
+
+
+def copy(drawn: Path, shown: Path) -> None:
+    """Copy a picture; a PNG with 256 colours, which takes a third of the space."""
+    if drawn.suffix == ".png":
+        from PIL import Image
+
+        with Image.open(drawn) as picture:
+            picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(
+                shown, optimize=True
+            )
+    else:
+        shutil.copyfile(drawn, shown)
 
 
 def write(page: Path) -> None:
@@ -191,7 +205,7 @@ def write(page: Path) -> None:
         found = list(run(page))
         for drawn, shown in figures(page).items():
             shown.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(drawn, shown)
+            copy(drawn, shown)
             print(f"{shown.relative_to(ROOT)}: {shown.stat().st_size / 1000:.0f} kB")
     text = page.read_text("utf-8")
     for block, printed in reversed(found):
