@@ -70,7 +70,7 @@ def test_exact_metrics_equal_scikit_learn(case: tuple[Tensor, Tensor]) -> None:
     assert measured.compute() == pytest.approx(restated(*case), abs=1e-9)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(cases)
 def test_histogram_is_within_its_stated_bound(case: tuple[Tensor, Tensor]) -> None:
     pooled = PooledDetectionMetrics()
@@ -123,14 +123,11 @@ def test_zero_has_a_bin_of_its_own(value: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["auroc", "aupr", "fpr95"])
-def test_functions_and_single_metrics_equal_the_family(name: str) -> None:
+def test_functions_equal_the_family(name: str) -> None:
     scores, is_ood = make("random", 5, 100, 0.4)
-    family, single = DetectionMetrics(), getattr(metrics, name.upper())()
+    family = DetectionMetrics()
     family.update(scores, is_ood)
-    single.update(scores, is_ood)
-    assert (
-        getattr(metrics, name)(scores, is_ood) == family.compute()[name] == float(single.compute())
-    )
+    assert getattr(metrics, name)(scores, is_ood) == family.compute()[name]
 
 
 def test_nothing_depends_on_the_order_of_tied_examples() -> None:

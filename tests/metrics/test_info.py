@@ -52,15 +52,6 @@ def test_badness_is_smaller_for_the_better_value(key: str, better: float, worse:
     assert METRICS[key].badness(better) < METRICS[key].badness(worse)
 
 
-def test_streaming_classes_agree_on_the_direction() -> None:
-    for key, name in {"accuracy": "Accuracy", "nll": "NLL", "brier": "Brier", "ece": "ECE"}.items():
-        direction = "higher" if getattr(metrics, name).higher_is_better else "lower"
-        assert METRICS[key].direction == direction
-    for key in ("auroc", "aupr", "fpr95"):
-        direction = "higher" if getattr(metrics, key.upper()).higher_is_better else "lower"
-        assert METRICS[key].direction == direction
-
-
 def test_shown_values() -> None:
     assert METRICS["accuracy"].format(0.9502) + METRICS["accuracy"].unit == "95.02%"
     assert METRICS["auroc"].format(0.9691) + METRICS["auroc"].unit == "0.9691"

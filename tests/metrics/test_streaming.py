@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lpbnn import metrics
-from lpbnn.metrics import _base
+from lpbnn.metrics import ClassificationMetrics, _base
 
 N = 12
 
@@ -54,9 +54,7 @@ def cases() -> dict[str, Case]:
         "pixels": Case(
             lambda **k: metrics.ClassificationMetrics(ignore_index=255, **k), (maps, classes), pair
         ),
-        "ece": Case(metrics.ECE, (probs, labels), pair),
         "detection": Case(metrics.DetectionMetrics, (scores, is_ood), pair, bounded=False),
-        "auroc": Case(metrics.AUROC, (scores, is_ood), pair, bounded=False),
         "pooled": Case(
             metrics.PooledDetectionMetrics, (score_maps, ood_maps, classes != 255), (0, 0, 0)
         ),
@@ -113,9 +111,9 @@ def test_merging_gives_the_number_of_one_update(case: Case) -> None:
 
 def test_only_metrics_of_one_kind_merge() -> None:
     with pytest.raises(ValueError, match=r"state 'counts' is \(2, 1\) there and \(2, 15\) here"):
-        metrics.ECE().merge_state(metrics.ECE(num_bins=1))
+        ClassificationMetrics().merge_state(ClassificationMetrics(num_bins=1))
     with pytest.raises(ValueError, match="cannot merge: the state 'counts' is None there"):
-        metrics.ECE().merge_state(metrics.MeanIoU(2))
+        ClassificationMetrics().merge_state(metrics.MeanIoU(2))
 
 
 @every

@@ -1,9 +1,9 @@
 r"""Metrics with their conventions written down: calibration, detection, segmentation, diversity.
 
-Most metrics are a function for data at hand and a streaming ``torchmetrics.Metric`` for data in
-batches; both give the same number. Those that sort all data, or compare all members, are functions
+Most metrics are a function for data at hand, and a value of a streaming ``torchmetrics.Metric`` for
+data in batches; both give the same number. Those that sort all data, or compare all members, are functions
 only. The classes named ``...Metrics`` compute a family in one pass and return ``dict[str, float]``;
-the others return a scalar tensor. `METRICS` says what each key means and which way is better.
+`MeanIoU` returns a scalar tensor. `METRICS` says what each key means and which way is better.
 
 | metrics | | inputs |
 | --- | --- | --- |
@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lpbnn.metrics.calibration import (
-        ECE,
         ReliabilityBins,
         adaptive_ece,
         classwise_ece,
@@ -40,15 +39,12 @@ if TYPE_CHECKING:
         reliability,
     )
     from lpbnn.metrics.classification import (
-        NLL,
-        Accuracy,
-        Brier,
         ClassificationMetrics,
         accuracy,
         brier,
         nll,
     )
-    from lpbnn.metrics.detection import AUPR, AUROC, FPR95, DetectionMetrics, aupr, auroc, fpr95
+    from lpbnn.metrics.detection import DetectionMetrics, aupr, auroc, fpr95
     from lpbnn.metrics.diversity import (
         DiversityMetrics,
         correlation,
@@ -72,14 +68,7 @@ if TYPE_CHECKING:
     from lpbnn.metrics.sets import interval_coverage, set_coverage, set_size
 
 __all__ = [
-    "AUPR",
-    "AUROC",
-    "ECE",
-    "FPR95",
     "METRICS",
-    "NLL",
-    "Accuracy",
-    "Brier",
     "ClassificationMetrics",
     "DetectionMetrics",
     "DiversityMetrics",

@@ -6,65 +6,12 @@ $B = 15$; the confidence is the largest class probability.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lpbnn.metrics import _base as base
-from lpbnn.metrics._tally import ProbabilityTally, bin_edges
-
-
-@dataclass(frozen=True, eq=False)
-class ReliabilityBins:
-    """The bars of a reliability diagram; ``confidence`` and ``accuracy`` are NaN in empty bins."""
-
-    edges: Tensor
-    """(B + 1,) float64: bin b is ``(edges[b], edges[b + 1]]``."""
-    confidence: Tensor
-    """(B,) float64: mean confidence of the bin's examples."""
-    accuracy: Tensor
-    """(B,) float64: share of the bin's examples that are right."""
-    count: Tensor
-    """(B,) int64: number of the bin's examples."""
-
-    @property
-    def ece(self) -> float:
-        """The expected calibration error of these bins.
-
-        >>> reliability(torch.tensor([[0.8, 0.2], [0.8, 0.2]]), torch.tensor([0, 1])).ece
-        0.300...
-        """
-        gap = (self.accuracy - self.confidence).abs().nan_to_num(0)
-        return float((gap * self.count).sum() / self.count.sum())
-
-
-class ECE(ProbabilityTally):
-    """Streaming `ece`: 15 bins of state, whatever the number of examples.
-
-    >>> metric = ECE()
-    >>> metric.update(torch.tensor([[0.8, 0.2]]), torch.tensor([0]))
-    >>> metric.update(torch.tensor([[0.8, 0.2]]), torch.tensor([1]))
-    >>> round(float(metric.compute()), 4)
-    0.3
-    """
-
-    key = "ece"
-    higher_is_better: bool | None = False
-
-    def reliability(self) -> ReliabilityBins:
-        """The reliability diagram of everything seen, on the CPU; see `reliability`."""
-        return reliability_of(self)
-
-
-def reliability_of(metric: ProbabilityTally) -> ReliabilityBins:
-    """The reliability diagram of what ``metric`` has seen, over all processes."""
-    with metric.sync_context(dist_sync_fn=metric.dist_sync_fn):
-        metric.require_valid()
-        count, correct = metric.counts.cpu()
-        confidence = metric.confidence.cpu()
-    edges = bin_edges(metric.num_bins, torch.float64)
-    return ReliabilityBins(edges, confidence / count, correct.double() / count, count)
+from lpbnn.metrics.classification import ReliabilityBins, bin_edges, classified
 
 
 def ece(
@@ -82,8 +29,7 @@ def ece(
     >>> ece(torch.tensor([[0.8, 0.2], [0.8, 0.2]]), torch.tensor([0, 1]))
     0.300...
     """
-    metric = ECE(num_bins=num_bins, ignore_index=ignore_index)
-    return float(base.seen_once(metric, probs, labels).compute())
+    return classified(probs, labels, num_bins=num_bins, ignore_index=ignore_index).compute()["ece"]
 
 
 def reliability(
@@ -102,8 +48,7 @@ def reliability(
      tensor([nan, nan, 0., 1.], dtype=torch.float64),
      tensor([0, 0, 1, 1]))
     """
-    metric = ECE(num_bins=num_bins, ignore_index=ignore_index)
-    return base.seen_once(metric, probs, labels).reliability()
+    return classified(probs, labels, num_bins=num_bins, ignore_index=ignore_index).reliability()
 
 
 def adaptive_ece(
@@ -160,7 +105,7 @@ def _checked_rows(
     probs: Tensor, labels: Tensor, num_bins: int, ignore_index: base.IgnoreIndex
 ) -> tuple[Tensor, Tensor]:
     """Return float64 rows (N, C) and labels (N,) that count, of the inputs of `ece`."""
-    base.seen_once(ECE(num_bins=num_bins, ignore_index=ignore_index), probs, labels).require_valid()
+    classified(probs, labels, num_bins=num_bins, ignore_index=ignore_index).require_valid()
     counted = base.kept(labels, ignore_index)
     return probs.detach().movedim(1, -1)[counted].double(), labels[counted].long()
 

@@ -100,10 +100,19 @@ def require_no_nan(count: int) -> None:
     )
 
 
-class ScoreList(base.StreamingMetric):
-    """Every score seen, 16 bytes each, and the three metrics of their ranking."""
+class DetectionMetrics(base.StreamingMetric):
+    """AUROC, AUPR and FPR95 together, exactly; keeps 16 bytes per example.
 
-    key = ""  # of `values`, in the classes of one metric
+    For more than some tens of millions of scores (the pixels of a segmentation set) use
+    `PooledDetectionMetrics`, whose memory is bounded.
+
+    >>> metrics = DetectionMetrics()
+    >>> metrics.update(torch.tensor([0.1, 0.3]), torch.tensor([False, False]))
+    >>> metrics.update(torch.tensor([0.2, 0.9]), torch.tensor([True, True]))
+    >>> {key: round(value, 4) for key, value in metrics.compute().items()}
+    {'auroc': 0.75, 'aupr': 0.8333, 'fpr95': 0.5}
+    """
+
     scores: list[Tensor]
     is_ood: list[Tensor]
 
@@ -123,56 +132,13 @@ class ScoreList(base.StreamingMetric):
         self.scores.append(scores.detach().flatten().to(self.device).to(self.dtype))
         self.is_ood.append(is_ood.flatten().to(self.device).to(self.dtype))
 
-    def compute(self) -> Any:
-        """The metric called ``key`` of everything seen, a float64 scalar."""
-        return self.values()[self.key]
-
-    def values(self) -> dict[str, Tensor]:
-        """All three metrics, as float64 scalars."""
+    def compute(self) -> dict[str, float]:
+        """``{"auroc", "aupr", "fpr95"}`` of everything seen; ``ValueError`` if a class is missing."""
         base.require_seen(len(self.scores), self, "scores")
         scores, is_ood = dim_zero_cat(self.scores), dim_zero_cat(self.is_ood).bool()
         require_no_nan(int(scores.isnan().sum()))
         require_both(int(is_ood.sum()), int((~is_ood).sum()))
-        return dict(zip(KEYS, ranked(scores, is_ood), strict=True))
-
-
-class DetectionMetrics(ScoreList):
-    """AUROC, AUPR and FPR95 together, exactly; keeps 16 bytes per example.
-
-    For more than some tens of millions of scores (the pixels of a segmentation set) use
-    `PooledDetectionMetrics`, whose memory is bounded.
-
-    >>> metrics = DetectionMetrics()
-    >>> metrics.update(torch.tensor([0.1, 0.3]), torch.tensor([False, False]))
-    >>> metrics.update(torch.tensor([0.2, 0.9]), torch.tensor([True, True]))
-    >>> {key: round(value, 4) for key, value in metrics.compute().items()}
-    {'auroc': 0.75, 'aupr': 0.8333, 'fpr95': 0.5}
-    """
-
-    def compute(self) -> dict[str, float]:
-        """``{"auroc", "aupr", "fpr95"}`` of everything seen; ``ValueError`` if a class is missing."""
-        return {key: float(value) for key, value in self.values().items()}
-
-
-class AUROC(ScoreList):
-    """Streaming `auroc`."""
-
-    key = "auroc"
-    higher_is_better: bool | None = True
-
-
-class AUPR(ScoreList):
-    """Streaming `aupr`."""
-
-    key = "aupr"
-    higher_is_better: bool | None = True
-
-
-class FPR95(ScoreList):
-    """Streaming `fpr95`."""
-
-    key = "fpr95"
-    higher_is_better: bool | None = False
+        return dict(zip(KEYS, ranked(scores, is_ood).tolist(), strict=True))
 
 
 def auroc(scores: Tensor, is_ood: Tensor) -> float:
@@ -185,7 +151,7 @@ def auroc(scores: Tensor, is_ood: Tensor) -> float:
     >>> auroc(torch.tensor([0.1, 0.3, 0.2, 0.9]), torch.tensor([False, False, True, True]))
     0.75
     """
-    return float(base.seen_once(AUROC(), scores, is_ood).compute())
+    return base.seen_once(DetectionMetrics(), scores, is_ood).compute()["auroc"]
 
 
 def aupr(scores: Tensor, is_ood: Tensor) -> float:
@@ -202,7 +168,7 @@ def aupr(scores: Tensor, is_ood: Tensor) -> float:
     >>> aupr(torch.tensor([0.1, 0.3, 0.2, 0.9]), torch.tensor([False, False, True, True]))
     0.8333...
     """
-    return float(base.seen_once(AUPR(), scores, is_ood).compute())
+    return base.seen_once(DetectionMetrics(), scores, is_ood).compute()["aupr"]
 
 
 def fpr95(scores: Tensor, is_ood: Tensor) -> float:
@@ -219,4 +185,4 @@ def fpr95(scores: Tensor, is_ood: Tensor) -> float:
     >>> fpr95(torch.tensor([0.1, 0.3, 0.2, 0.9]), torch.tensor([False, False, True, True]))
     0.5
     """
-    return float(base.seen_once(FPR95(), scores, is_ood).compute())
+    return base.seen_once(DetectionMetrics(), scores, is_ood).compute()["fpr95"]

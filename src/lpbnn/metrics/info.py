@@ -62,8 +62,8 @@ METRICS: dict[str, MetricInfo] = {
             "Accuracy",
             "higher",
             "share of examples whose most probable class is the label",
-            digits=2,
-            percent=True,
+            2,
+            True,
         ),
         MetricInfo(
             "nll",
@@ -80,18 +80,10 @@ METRICS: dict[str, MetricInfo] = {
         MetricInfo("auroc", "AUROC", "higher", f"{_OOD}; ties count half"),
         MetricInfo("aupr", "AUPR", "higher", f"{_OOD}; average precision, no interpolation"),
         MetricInfo(
-            "fpr95",
-            "FPR95",
-            "lower",
-            f"{_OOD}; FPR at the first threshold whose TPR reaches .95",
+            "fpr95", "FPR95", "lower", f"{_OOD}; FPR at the first threshold whose TPR reaches .95"
         ),
         MetricInfo(
-            "ca",
-            "cA",
-            "higher",
-            "accuracy, unweighted mean over the corruption sets",
-            digits=2,
-            percent=True,
+            "ca", "cA", "higher", "accuracy, unweighted mean over the corruption sets", 2, True
         ),
         MetricInfo("ce", "cE", "lower", "ECE, unweighted mean over the corruption sets"),
         MetricInfo(
@@ -99,8 +91,8 @@ METRICS: dict[str, MetricInfo] = {
             "mIoU",
             "higher",
             "IoU over the data set, mean over the classes that occur; void pixels left out",
-            digits=2,
-            percent=True,
+            2,
+            True,
         ),
         MetricInfo("ratio_error", "Ratio-error", "higher", f"(N10 + N01) / N00, {_PAIRS}"),
         MetricInfo(

@@ -77,38 +77,36 @@ COSTS: dict[str, Quantity] = {
         ("cost/parameters", "Parameters", "all that is trained, of all members", COUNT),
         ("train/seconds", "Training", "wall-clock time, without the evaluation", SECONDS),
         ("train/images_per_second", "Images/s", "training images per second", COUNT),
-        (
-            "train/epoch_seconds",
-            "Epoch",
-            "median of all but the first, which compiles",
-            SECONDS,
-        ),
+        ("train/epoch_seconds", "Epoch", "median of all but the first, which compiles", SECONDS),
         ("evaluate_seconds", "Evaluation", "wall-clock time of all that is measured", SECONDS),
         (
             "cost/predict_seconds_per_1000",
             "Prediction",
-            "wall-clock time for 1,000 examples, all members",
+            "time for 1,000 examples, all members",
             SECONDS,
         ),
         ("train/peak_bytes", "Memory, training", "the largest amount in use at any time", BYTES),
         ("cost/predict_peak_bytes", "Memory, prediction", "the same, while predicting", BYTES),
     )
 }
-UNCERTAINTY: dict[str, Quantity] = {
+_PARTS = ("total", "aleatoric", "epistemic")
+_NATS = (
+    "entropy of the mean prediction, in nats",
+    "mean entropy of the members' own predictions",
+    "the difference of the two: what the members disagree about",
+)
+_ROOTS = (
+    "root of the mean predicted variance, in the target's unit",
+    "the same of the members' own variances",
+    "the same of the variance of their means; its square and aleatoric's add up",
+)
+UNCERTAINTY = {
     key: Quantity(key, key.capitalize(), "lower", convention, digits=3)
-    for key, convention in (
-        ("total", "entropy of the mean prediction, in nats"),
-        ("aleatoric", "mean entropy of the members' own predictions"),
-        ("epistemic", "the difference of the two: what the members disagree about"),
-    )
+    for key, convention in zip(_PARTS, _NATS, strict=True)
 }
-DEVIATIONS: dict[str, Quantity] = {
+DEVIATIONS = {
     key: Quantity(key, key.capitalize(), "lower", convention, scale=COUNT)
-    for key, convention in (
-        ("total", "root of the mean predicted variance, in the target's unit"),
-        ("aleatoric", "the same of the members' own variances"),
-        ("epistemic", "the same of the variance of their means; its square and aleatoric's add up"),
-    )
+    for key, convention in zip(_PARTS, _ROOTS, strict=True)
 }
 
 
