@@ -164,6 +164,8 @@ def test_reading_the_weight_past_forward_is_loud() -> None:
     refusal = "uses its .weight directly, past its forward.*exclude='linear'"
     with pytest.raises(TypeError, match=refusal):
         nn.functional.linear(torch.randn(2, 4), fast.weight)
+    with pytest.raises(TypeError, match=refusal):
+        fast.weight @ torch.randn(4, 2)
     with pytest.raises(AttributeError, match=refusal):
         fast.weight.t()
     with pytest.raises(AttributeError, match=refusal):

@@ -30,6 +30,13 @@ class Guarded:
         guarded = next(arg for arg in (*args, *(kwargs or {}).values()) if isinstance(arg, cls))
         raise TypeError(guarded._refusal)
 
+    def _refuse(self, *_: Any) -> Any:
+        raise TypeError(self._refusal)
+
+    # Python looks for operators in the class and does not ask __getattr__.
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __matmul__ = __rmatmul__ = __truediv__ = __rtruediv__ = __neg__ = __getitem__ = _refuse
+
 
 class Wrapper(nn.Module):
     """A layer with something added; ``convert`` puts it in the layer's place, ``restore`` takes it out.
