@@ -175,17 +175,17 @@ def test_a_file_system_without_locks_gives_a_warning(
         assert (tmp_path / "a").is_dir()
 
 
-def test_a_folder_that_another_process_has_begun_meanwhile_is_left_alone(
+def test_a_folder_is_locked_before_the_checks_and_leaves_nothing_if_they_fail(
     make: Make, splits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def begin(*_: Any) -> None:
-        (tmp_path / "run").mkdir()
-        RunDir(tmp_path / "run").write("config.json", b"{}")
+        with RunDir(tmp_path / "new" / "run").locked():
+            pass
 
     monkeypatch.setattr("lpbnn.training.run.preflight", begin)
-    with pytest.raises(RunError, match="holds an unfinished run"):
-        run(make(), tmp_path / "run", splits=splits)
-    assert (tmp_path / "run" / "config.json").read_bytes() == b"{}"
+    with pytest.raises(RunError, match="another process is writing to"):
+        run(make(), tmp_path / "new" / "run", splits=splits)
+    assert not (tmp_path / "new").exists()
 
 
 def killed_at(operation: int, work: Callable[[], object]) -> bool:

@@ -5,9 +5,8 @@ so that whatever reads the run predicts with them. ``results.json`` is measured 
 test set before it as ``calibration``.
 """
 
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -17,17 +16,11 @@ from lpbnn.data import Splits
 from lpbnn.data.augment import batch_indices
 from lpbnn.likelihoods import Categorical
 from lpbnn.model import UncertainModel
-from lpbnn.training.build import DataInfo, load_data
-from lpbnn.training.config import RunConfig
-from lpbnn.training.distributed import launch
+from lpbnn.training.build import DataInfo
 from lpbnn.training.environment import environment
 from lpbnn.training.evaluator import Predictor, make_evaluator
 from lpbnn.training.files import RunError
-from lpbnn.training.run import load_run, measure
-from lpbnn.training.rundir import RunDir
-
-if TYPE_CHECKING:
-    from lightning.fabric import Fabric
+from lpbnn.training.run import finished, load_run, measure
 
 
 def calibrate_run(
@@ -53,57 +46,38 @@ def calibrate_run(
         (why the noise was left as trained), ``kind``, ``scale``, ``bias``, the number of ``examples``, and
         the metrics of the test set ``before``.
     """
-    target = RunDir(folder)
-    target.require_trust(trust)
-    config = target.config_as_measured()
-    config = replace(config, data_root=config.data_root if data_root is None else data_root)
-    target.results()  # an unfinished run is refused before its data is loaded
-    splits = splits if splits is not None else load_data(config)
-    if splits.task == "regression":
-        raise RunError(
-            f"{target.path} is a regression; a temperature is for classes. Fix: conformal intervals, "
-            "lpbnn.calibration.fit_conformal."
+    with finished(folder, splits, data_root, trust) as (target, config, splits, fabric):
+        if splits.task == "regression":
+            raise RunError(
+                f"{target.path} is a regression; a temperature is for classes. Fix: conformal intervals, "
+                "lpbnn.calibration.fit_conformal."
+            )
+        if not len(splits.val):
+            raise RunError(f"{splits.name} has no validation part to calibrate on.")
+        info = DataInfo.of(splits)
+        model = load_run(target.path, fabric.device, trust=True).model
+        predictor = Predictor(model, info, config, fabric.device, fabric.autocast)
+        has_noise = _reset(model)
+        before = predictor.over(splits.test, make_evaluator(info, fabric.device)).metrics()
+        found: dict[str, Any] = {"noise_scale": None, "note": None, "kind": kind}
+        batches = _held_out(predictor, splits)
+        options: dict[str, Any] = {"samples": predictor.samples, "seed": predictor.seed}
+        with fabric.autocast():
+            if has_noise and noise:
+                try:
+                    found["noise_scale"] = fit_noise_scale(model, batches, **options)
+                except (
+                    ValueError
+                ) as error:  # the noise stays as trained, and a temperature is fitted
+                    found["note"] = str(error)
+            scaling = calibrate(model, batches, kind, **options)
+        found |= {"scale": scaling.scale.tolist(), "bias": scaling.bias.tolist()}
+        found |= {"examples": len(splits.val), "before": before}
+        target.save_weights(model)
+        train, again = target.results()["train"], environment(fabric.device, fabric.world_size)
+        return measure(
+            target, model, splits, config, fabric, train, measured_again=again, calibration=found
         )
-    if not len(splits.val):
-        raise RunError(f"{splits.name} has no validation part to calibrate on.")
-    fabric = launch(replace(config, devices=1, nodes=1, strategy="auto"))
-    with target.locked():
-        return _calibrate(target, config, splits, fabric, kind, noise)
-
-
-def _calibrate(
-    target: RunDir,
-    config: RunConfig,
-    splits: Splits,
-    fabric: "Fabric",
-    kind: Kind,
-    noise: bool,
-) -> dict[str, Any]:
-    info = DataInfo.of(splits)
-    target.require_data(info)
-    model = load_run(target.path, fabric.device, trust=True).model
-    predictor = Predictor(model, info, config, fabric.device, fabric.autocast)
-    has_noise = _reset(model)
-    before = predictor.over(splits.test, make_evaluator(info, fabric.device)).metrics()
-    found: dict[str, Any] = {"noise_scale": None, "note": None, "kind": kind}
-    batches = _held_out(predictor, splits)
-    options: dict[str, Any] = {"samples": predictor.samples, "seed": predictor.seed}
-    with fabric.autocast():
-        if has_noise and noise:
-            try:
-                found["noise_scale"] = fit_noise_scale(model, batches, **options)
-            except (
-                ValueError
-            ) as error:  # the noise is as trained; a temperature may still be fitted
-                found["note"] = str(error)
-        scaling = calibrate(model, batches, kind, **options)
-    found |= {"scale": scaling.scale.tolist(), "bias": scaling.bias.tolist()}
-    found |= {"examples": len(splits.val), "before": before}
-    target.save_weights(model)
-    train, again = target.results()["train"], environment(fabric.device, fabric.world_size)
-    return measure(
-        target, model, splits, config, fabric, train, measured_again=again, calibration=found
-    )
 
 
 def _reset(model: UncertainModel) -> bool:

@@ -16,24 +16,21 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, get_type_hints
 
-from pydantic import (
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    TypeAdapter,
-    ValidationError,
-)
+from annotated_types import Ge, Gt, Interval
 from tyro.conf import Suppress  # options have types of their own in the command
 
 from lpbnn.registry import did_you_mean
 
-if TYPE_CHECKING:  # lpbnn.data imports torch, and --help needs this file
+if TYPE_CHECKING:  # lpbnn ls needs this file, and neither torch nor pydantic
+    from pydantic import TypeAdapter, ValidationError
+
     from lpbnn.data import Augment
 
 T = TypeVar("T")
+PositiveInt: TypeAlias = Annotated[int, Gt(0)]
+PositiveFloat: TypeAlias = Annotated[float, Gt(0)]
+NonNegativeInt: TypeAlias = Annotated[int, Ge(0)]
+NonNegativeFloat: TypeAlias = Annotated[float, Ge(0)]
 Severity: TypeAlias = Literal[1, 2, 3, 4, 5]
 Precision: TypeAlias = Literal["32", "bf16", "fp16"]
 
@@ -64,7 +61,7 @@ class OptimConfig:
 
     name: Literal["sgd", "adamw"] = "sgd"
     lr: PositiveFloat = 0.1
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    momentum: Annotated[float, Interval(ge=0, lt=1)] = 0.9
     """sgd's momentum, and adamw's first beta."""
     nesterov: bool = True
     weight_decay: NonNegativeFloat = 1e-4
@@ -115,7 +112,7 @@ class AugmentConfig:
     """Smallest and largest factor by which a picture is resized; 1 1 is off."""
     crop: tuple[int, ...] | None = None
     """segmentation: height and width of the window that is cut out; 0 0 is the picture's own."""
-    colour: Annotated[float, Field(ge=0, lt=1)] | None = None
+    colour: Annotated[float, Interval(ge=0, lt=1)] | None = None
     """Brightness, contrast and saturation change by a factor of up to 1 +- this."""
 
     def __post_init__(self) -> None:
@@ -207,7 +204,7 @@ class RunConfig:
     precision: Precision = "32"
     compile: bool = False
     """Compile the training step with torch.compile."""
-    memory_budget: Annotated[float, Field(ge=0, le=1)] = 1.0
+    memory_budget: Annotated[float, Interval(ge=0, le=1)] = 1.0
     """Share of the activations that a compiled step keeps for its backward pass; the rest is recomputed."""
     graph: bool = True
     """On one GPU, record the training step as a CUDA graph and replay it."""
@@ -267,6 +264,8 @@ def validate(instance: Any, section: str = "") -> None:
     Traceback (most recent call last):
     ValueError: optim.name is 'adam'; expected 'sgd' or 'adamw'. Did you mean 'adamw'?
     """
+    from pydantic import ValidationError
+
     for name, adapter in _adapters(type(instance)).items():
         where = f"{section}.{name}" if section else name
         value = _tuples(getattr(instance, name))
@@ -278,8 +277,10 @@ def validate(instance: Any, section: str = "") -> None:
 
 
 @cache
-def _adapters(cls: type) -> dict[str, TypeAdapter[Any]]:
+def _adapters(cls: type) -> "dict[str, TypeAdapter[Any]]":
     """Return what pydantic checks each field with; a field that is a dataclass checks itself."""
+    from pydantic import ConfigDict, TypeAdapter
+
     rules = ConfigDict(strict=True, allow_inf_nan=False)
     hints = get_type_hints(cls, include_extras=True)
     return {
@@ -289,7 +290,7 @@ def _adapters(cls: type) -> dict[str, TypeAdapter[Any]]:
     }
 
 
-def _explain(error: ValidationError, where: str, given: Any) -> str:
+def _explain(error: "ValidationError", where: str, given: Any) -> str:
     problems = error.errors()
     for part in problems[0]["loc"]:  # the place of an item, or which type of a union was tried
         try:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -35,16 +36,21 @@ LOST = (
 )
 
 
-def launch(config: RunConfig) -> "Fabric":
+def launch(config: RunConfig, alone: bool = False) -> "Fabric":
     """Return Fabric with the processes, the device and the precision of a run.
 
     Under torchrun every process calls this and finds its place. Otherwise, with more than one device,
     Fabric starts the other processes by running the same command again.
 
+    Args:
+        alone: one process on one device, whatever the config says.
+
     >>> fabric = launch(RunConfig(device="cpu"))
     >>> fabric.device, fabric.world_size
     (device(type='cpu'), 1)
     """
+    if alone:
+        config = replace(config, devices=1, nodes=1, strategy="auto")
     accelerator = _accelerator(config)
     devices, nodes = _processes(config, accelerator)
     fabric_module = _fabric()

@@ -77,7 +77,7 @@ def ensemble_from_runs(
     info = DataInfo.of(splits)
     _check_data(members, info)
     model = _model(members)
-    fabric = launch(replace(config, devices=1, nodes=1, strategy="auto"))
+    fabric = launch(config, alone=True)
     early = "stopped before anything was written. Start it again the same way."
     with ending_well(fabric, lambda: early):
         found = measured(model, splits, config, fabric, _training(members))

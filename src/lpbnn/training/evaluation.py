@@ -11,7 +11,6 @@ same data can be laid side by side.
 
 import math
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -83,7 +82,7 @@ def evaluate(
     info = DataInfo.of(splits)
     if fabric is None:
         check_corruptions(config.evaluate, info)
-        fabric = launch(replace(config, devices=1, nodes=1, strategy="auto"))
+        fabric = launch(config, alone=True)
     device = fabric.device
     model.to(device)
     if config.channels_last:  # as training leaves it: a run that was read back is measured alike

@@ -1,7 +1,8 @@
 """From a config to a finished run folder, and from the folder back to the model."""
 
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -86,19 +87,14 @@ def _run(
     splits: Splits | None,
 ) -> dict[str, Any]:
     """Run in one process; rank 0 holds the lock of the folder until ``lock`` is closed."""
-    ranks, locked = Ranks(fabric), False
+    ranks = Ranks(fabric)
 
     def plan() -> Plan:
-        nonlocal locked
-        if target.path.is_dir():  # one that is not there is made once the checks are passed
-            lock.enter_context(target.locked())
-            locked = True
-        return _plan(config, target, resume, overwrite)
+        planned = _plan(config, target, resume, overwrite)
+        lock.enter_context(target.locked())
+        return planned
 
     def begin() -> None:
-        if not locked:
-            lock.enter_context(target.locked())
-            _plan(config, target, resume, overwrite)  # another process may have begun meanwhile
         if planned == "fresh":
             target.clear()
         target.prepare(config, info)
@@ -110,10 +106,10 @@ def _run(
     with fabric.rank_zero_first(local=True):  # one process of a node fetches files, the others read
         splits = splits if splits is not None else load_data(config)
     info = DataInfo.of(splits)
+    if planned != "fresh":
+        target.require_data(info)
     if planned == "finished":  # trained already, but measured otherwise
         return _measure_again(target, config, splits, fabric)
-    if planned == "resume":
-        target.require_data(info)
     model = build_model(config, info)
     preflight(model, config, splits, info, fabric.world_size)
     ranks.rank_zero(begin)
@@ -158,30 +154,38 @@ def reevaluate(
     trust: bool = False,
 ) -> dict[str, Any]:
     """Measure a trained run again, with other settings if given; the folder keeps the new results."""
+    with finished(folder, splits, data_root, trust) as (target, config, splits, fabric):
+        config = replace(config, evaluate=settings or config.evaluate)
+        return _measure_again(target, config, splits, fabric)
+
+
+@contextmanager
+def finished(
+    folder: str | Path, splits: Splits | None, data_root: str | None, trust: bool
+) -> "Iterator[tuple[RunDir, RunConfig, Splits, Fabric]]":
+    """Yield the locked folder of a finished run, its config, its data and a fabric of one process."""
     target = RunDir(folder)
     target.require_trust(trust)
-    then = target.config_as_measured()
-    root = then.data_root if data_root is None else data_root
-    config = replace(then, evaluate=settings or then.evaluate, data_root=root)
+    config = target.config_as_measured()
+    config = replace(config, data_root=config.data_root if data_root is None else data_root)
     target.results()  # an unfinished run is refused before its data is loaded
     splits = splits if splits is not None else load_data(config)
-    fabric = launch(replace(config, devices=1, nodes=1, strategy="auto"))
+    target.require_data(DataInfo.of(splits))
+    fabric = launch(config, alone=True)
     with target.locked():
-        return _measure_again(target, config, splits, fabric)
+        yield target, config, splits, fabric
 
 
 def _measure_again(
     target: RunDir, config: RunConfig, splits: Splits, fabric: "Fabric"
 ) -> dict[str, Any]:
-    info = DataInfo.of(splits)
-    target.require_data(info)
-    check_corruptions(config.evaluate, info)
+    check_corruptions(config.evaluate, DataInfo.of(splits))
     model = load_run(target.path, trust=True).model
     results, again = target.results(), environment(fabric.device, fabric.world_size)
-    known: dict[str, Any] = {"measured_again": again}
-    if "calibration" in results:  # it is part of the weights
-        known["calibration"] = results["calibration"]
-    return measure(target, model, splits, config, fabric, results["train"], **known)
+    # A calibration is part of the weights.
+    known = {key: results[key] for key in ("calibration",) if key in results}
+    train = results["train"]
+    return measure(target, model, splits, config, fabric, train, measured_again=again, **known)
 
 
 def _plan(config: RunConfig, target: RunDir, resume: bool, overwrite: bool) -> Plan:

@@ -28,7 +28,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -105,9 +105,12 @@ class RunDir:
     def locked(self) -> Iterator[None]:
         """Make the folder and lock it inside the block, or for as long as the process lives.
 
+        Folders that were made for it and are still empty at the end are removed.
+
         Raises:
             RunError: if another process has the lock, or the folder cannot be made.
         """
+        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path, os.O_RDONLY) if fcntl else -1
@@ -129,6 +132,9 @@ class RunDir:
                     leftover.unlink(missing_ok=True)
             yield
         finally:
+            with suppress(OSError):  # not empty
+                for folder in made:
+                    folder.rmdir()
             if fcntl:
                 os.close(handle)
 
