@@ -27,6 +27,7 @@ from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.patches import StepPatch
 
 from lpbnn.metrics.calibration import ReliabilityBins
+from lpbnn.metrics.selective import RiskCoverage
 from lpbnn.model import UncertainModel
 from lpbnn.predict import predict
 
@@ -48,7 +49,6 @@ __all__ = [
     "regression_band",
     "reliability",
     "risk_coverage",
-    "risk_curve",
     "similar_first",
     "strongest",
     "trade_off",
@@ -145,44 +145,24 @@ def reliability(
     return axes
 
 
-def risk_curve(uncertainty: Any, loss: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the mean loss of the most certain examples for every share of them.
-
-    Args:
-        uncertainty: (N,), such as ``1 - p.confidence`` or ``p.total``.
-        loss: (N,), such as ``p.labels != y`` or a squared error.
-
-    Returns:
-        coverage and risk, ``POINTS`` of each, or N where there are fewer examples.
-
-    >>> coverage, risk = risk_curve([0.1, 0.4, 0.2, 0.3], [0, 1, 0, 0])
-    >>> coverage.tolist(), risk.tolist()
-    ([0.25, 0.5, 0.75, 1.0], [0.0, 0.0, 0.0, 0.25])
-    """
-    order = np.argsort(np.asarray(uncertainty), kind="stable")
-    number = np.arange(1, len(order) + 1)
-    risk = np.asarray(loss, np.float64)[order].cumsum() / number
-    ends = np.linspace(0, len(order), min(POINTS, len(order) + 1)).round().astype(int)[1:]
-    return number[ends - 1] / len(order), risk[ends - 1]
-
-
 def risk_coverage(
-    axes: Axes, coverage: Any, risk: Any, *, color: Any = None, label: str = "model", **look: Any
+    axes: Axes, curve: RiskCoverage, *, color: Any = None, label: str = "model", **look: Any
 ) -> Axes:
     """Draw the risk of answering only the most certain share of the examples.
 
     Args:
         axes: to draw into.
-        coverage: (P,), of ``risk_curve``.
-        risk: (P,), of ``risk_curve``, in [0, 1] for errors.
+        curve: of ``lpbnn.metrics.risk_coverage(p.total, p.labels != y)``.
         color: of the line.
         label: of the model, for the mark's title.
         look: of matplotlib's ``plot``.
 
-    >>> risk_coverage(_axes(), *risk_curve([0.1, 0.4, 0.2], [0, 1, 0])).get_xlabel()
+    >>> from lpbnn.metrics import risk_coverage as curve
+    >>> doubt, wrong = torch.tensor([0.1, 0.4, 0.2]), torch.tensor([0, 1, 0])
+    >>> risk_coverage(_axes(), curve(doubt, wrong)).get_xlabel()
     'coverage, %'
     """
-    coverage, risk = np.asarray(coverage), np.asarray(risk)
+    coverage, risk = map(np.asarray, (curve.coverage, curve.risk))
     (line,) = axes.plot(100 * coverage, 100 * risk, color=_color(axes, color), **look)
     shown = [int(np.argmin(abs(coverage - share))) for share in (0.5, 0.8, 1)]
     numbers = ", ".join(f"{100 * risk[i]:.2f} % of {100 * coverage[i]:.0f} %" for i in shown)

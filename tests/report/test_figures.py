@@ -189,17 +189,6 @@ def test_the_two_distributions_of_a_score_are_drawn_over_the_whole_panel() -> No
     assert "MCP &lt;1&gt;, test: quartiles of the score" in d.svg
 
 
-def test_risk_is_the_error_of_the_most_certain() -> None:
-    random = np.random.default_rng(0)
-    doubt, wrong = random.random(1000), random.random(1000) < 0.2
-    coverage, risk = plots.risk_curve(doubt, wrong)
-    assert coverage[-1] == 1
-    assert risk[-1] == pytest.approx(wrong.mean())
-    for share, value in zip(coverage[::40], risk[::40], strict=True):
-        certain = np.argsort(doubt)[: round(share * 1000)]
-        assert value == pytest.approx(wrong[certain].mean())
-
-
 def test_a_plot_needs_nothing_but_axes() -> None:
     """In a notebook the colours are those of the axes' cycle, and the axes come back."""
     axes = Figure().subplots()

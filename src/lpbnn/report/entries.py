@@ -181,13 +181,17 @@ def risk(stored: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     >>> risk({"test/probs": probs, "test/labels": np.array([0, 0])})["risk/risk"].tolist()
     [0.0, 0.5]
     """
-    from lpbnn.plots import risk_curve  # imports matplotlib: not for a table
+    import torch
+
+    from lpbnn.metrics import risk_coverage  # imports torchmetrics: not for a table
 
     probs, labels = stored.get("test/probs"), stored.get("test/labels")
-    if probs is None or labels is None:
+    if probs is None or labels is None or not np.isfinite(probs).all():
         return {}
-    curve = risk_curve(1 - probs.max(1), probs.argmax(1) != labels)
-    return dict(zip(("risk/coverage", "risk/risk"), curve, strict=True))
+    doubt, wrong = 1 - probs.max(1), probs.argmax(1) != labels
+    curve = risk_coverage(torch.from_numpy(doubt), torch.from_numpy(wrong))
+    some = np.linspace(0, len(labels) - 1, min(QUANTILES, len(labels))).round().astype(int)
+    return {f"risk/{n}": getattr(curve, n).numpy()[some] for n in ("coverage", "risk")}
 
 
 def _thumbnail(name: str, array: np.ndarray) -> np.ndarray | None:

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from lpbnn import plots
 from lpbnn.metrics.calibration import ReliabilityBins
 from lpbnn.metrics.info import METRICS, MetricInfo
+from lpbnn.metrics.selective import RiskCoverage
 from lpbnn.report import tables
 from lpbnn.report.colours import line_style, marker
 from lpbnn.report.entries import SCORES, score_quantiles
@@ -94,7 +95,8 @@ def risk_coverage(groups: Sequence[Group]) -> list[Figure]:
         label = "Errors of the most certain examples"
         with _chart(charts, "errors among them, %", ends, label) as axes:
             for group, coverage, risk in curves:
-                plots.risk_coverage(axes, coverage, risk, **_line(group))
+                both = map(torch.from_numpy, (coverage, risk, risk))
+                plots.risk_coverage(axes, RiskCoverage(*both), **_line(group))
             wrong = min(float(coverage[risk > 0].min(initial=1)) for _, coverage, risk in curves)
             axes.set_xlim(10 * int(10 * wrong - 1e-6), 100)  # from where anybody errs
             worst = max(float(risk[coverage > 0.1].max()) for _, coverage, risk in curves)
@@ -105,8 +107,8 @@ def risk_coverage(groups: Sequence[Group]) -> list[Figure]:
 def training(groups: Sequence[Group]) -> list[Figure]:
     """The logged loss of every epoch, mean over seeds, and a validation metric where there is one."""
     charts: list[Figure] = []
-    for key, what in (("log/nll", "training NLL"), ("log/val_nll", "validation NLL")):
-        rows = [(g, [row for run in g.runs if len(row := _log(run, key))]) for g in groups]
+    for key, what in (("log/loss", "training loss"), ("log/val_nll", "validation NLL")):
+        rows = [(g, [run.arrays[key] for run in g.with_arrays(key)]) for g in groups]
         curves = [(group, _mean(logs)) for group, logs in rows if logs]
         if max((len(mean) for _, mean in curves), default=0) < 2:
             continue
@@ -587,14 +589,6 @@ def _point(
     if group.diverged or np.isnan(x + y):
         return None
     return x, y, float(np.nan_to_num(dx)), float(np.nan_to_num(dy))
-
-
-def _log(run: Run, key: str) -> np.ndarray:
-    """A column of the log; the loss where the log has no NLL of its own."""
-    found = run.arrays.get(key)
-    if found is None and key == "log/nll":
-        found = run.arrays.get("log/loss")
-    return np.zeros(0) if found is None else found
 
 
 def _mean(rows: Sequence[np.ndarray]) -> np.ndarray:
