@@ -21,9 +21,10 @@ from tyro.conf import Positional, Suppress, arg
 
 from lpbnn import experiments, methods, source
 from lpbnn.training import EvalConfig, Interrupted, RunConfig
-from lpbnn.training.bench_options import METHODS, Setup
 from lpbnn.training.files import printable
 from lpbnn.training.options import (
+    METHODS,
+    Setup,
     Start,
     all_options,
     measured_run,

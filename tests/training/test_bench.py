@@ -10,8 +10,7 @@ import torch
 from lpbnn.cli import main
 from lpbnn.model import UncertainModel
 from lpbnn.training import bench, step
-from lpbnn.training.bench import Bench, Row, Setup, build_model, interleaved, ratio
-from lpbnn.training.memory import PeakMemory
+from lpbnn.training.bench import Bench, PeakMemory, Row, Setup, build_model, interleaved, ratio
 
 SMALL = ("--input", "3", "8", "8", "--batch", "4", "--repeats", "2", "--device", "cpu")
 

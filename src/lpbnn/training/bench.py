@@ -2,12 +2,17 @@
 
 Every method is timed in turn with the plain network (``mcp``), repeat by repeat, because the clock of a
 shared machine drifts; the results are ratios of medians. The training step is that of ``lpbnn train``.
+
+Memory is that of one piece of work alone. On a GPU it is what the allocator gave out beyond what it had given
+before. On the CPU, where a process's resident peak says little and never falls, the bytes alive in tensors
+are counted: exact, the same on every machine, and blind to what a compiler allocates for itself.
 """
 
 import copy
 import gc
 import math
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
@@ -19,16 +24,18 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.benchmark import Timer, set_torch_threads
 
 from lpbnn import backbones, methods
 from lpbnn.build import build
 from lpbnn.model import UncertainModel
 from lpbnn.predict import predict
-from lpbnn.training.bench_options import PLAIN, Setup
 from lpbnn.training.cuda_graph import WARM_UP
 from lpbnn.training.distributed import launch
-from lpbnn.training.memory import peak_memory_of, state_bytes
+from lpbnn.training.options import PLAIN, Setup
 from lpbnn.training.step import Step, fast_convolutions
 
 Work = Callable[[], object]
@@ -88,6 +95,82 @@ def interleaved(works: Mapping[str, Work], repeats: int) -> dict[str, list[float
         for name, timer in timers.items():
             times[name].append(timer.timeit(calls[name]).median)
     return times
+
+
+class PeakMemory(TorchDispatchMode):
+    """Count every storage that is made inside the block, once.
+
+    >>> with PeakMemory() as meter:
+    ...     x = torch.zeros(256)  # 1,024 bytes
+    ...     del x
+    ...     y = torch.zeros(8)
+    >>> meter.peak, meter.alive
+    (1024, 32)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive = self.peak = 0
+        self.known: set[int] = set()
+
+    def reset(self) -> None:
+        """Start the peak again from what is alive now."""
+        self.peak = self.alive
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        outputs = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(outputs):
+            if isinstance(leaf, Tensor):
+                self._count(leaf.untyped_storage())
+        return outputs
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.known:
+            return
+        self.known.add(key)
+        self.alive += size
+        self.peak = max(self.peak, self.alive)
+        weakref.finalize(storage, self._forget, key, size)
+
+    def _forget(self, key: int, size: int) -> None:
+        self.known.discard(key)
+        self.alive -= size
+
+
+class CudaPeak:
+    """Peak of what the GPU's allocator gives out inside the block, beyond what it had given before."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.before, self.peak = device, 0, 0
+
+    def __enter__(self) -> "CudaPeak":
+        torch.cuda.synchronize(self.device)
+        self.before = torch.cuda.memory_allocated(self.device)
+        self.reset()
+        return self
+
+    def reset(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def __exit__(self, *_: object) -> None:
+        torch.cuda.synchronize(self.device)
+        self.peak = torch.cuda.max_memory_allocated(self.device) - self.before
+
+
+def peak_memory_of(device: torch.device) -> PeakMemory | CudaPeak:
+    """Return a context whose ``peak`` is the memory of the work in it (or since its ``reset``)."""
+    return CudaPeak(device) if device.type == "cuda" else PeakMemory()
+
+
+def state_bytes(model: nn.Module) -> int:
+    """Bytes of the parameters and buffers, shared ones once.
+
+    >>> state_bytes(nn.Linear(3, 2))
+    32
+    """
+    tensors = (*model.parameters(), *model.buffers())
+    return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
 
 
 class Trial:

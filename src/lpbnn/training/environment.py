@@ -1,4 +1,4 @@
-"""Where and with what a run was made: versions, device, commit, command; nothing about the person."""
+"""Where and with what a run was made: versions, device, commit, command, memory; nothing about the person."""
 
 import os
 import platform
@@ -10,6 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 BESIDE = "LPBNN_RUNS_BESIDE"  # how many runs share the machine: their times are not those of one
 _PACKAGES = (
@@ -65,6 +70,31 @@ def device_name(device: torch.device | str) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type.upper()} ({platform.machine()}, {torch.get_num_threads()} threads)"
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Start counting anew; a process's resident peak cannot be reset."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes; 0 where the system does not say.
+
+    >>> peak_memory(torch.device("cpu")) > 2**20
+    True
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if resource is None:
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def memory_kind(device: torch.device) -> str:
+    """What ``peak_memory`` counts, for the table's note."""
+    return "CUDA memory allocated" if device.type == "cuda" else "resident set of the process"
 
 
 def _program(path: str) -> str:

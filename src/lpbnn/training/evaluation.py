@@ -11,6 +11,9 @@ same data can be laid side by side.
 
 import math
 import time
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,27 +21,39 @@ import torch
 from torch import Tensor
 
 from lpbnn.data import Dataset, Examples, Splits
-from lpbnn.data.corruptions import corrupt
-from lpbnn.metrics import DetectionMetrics
+from lpbnn.data.corruptions import (
+    CORRUPTIONS,
+    Archive,
+    CorruptedSet,
+    cached,
+    corrupt,
+    read_official,
+)
+from lpbnn.data.corruptions.generate import frost_kind
+from lpbnn.metrics import DetectionMetrics, DiversityMetrics, corruption_means
 from lpbnn.model import UncertainModel
 from lpbnn.rank_one.posterior import posterior
 from lpbnn.training import checkpoint
 from lpbnn.training.build import DataInfo
-from lpbnn.training.config import RunConfig
-from lpbnn.training.corruption import SEED, corruption_results
+from lpbnn.training.config import EvalConfig, RunConfig
 from lpbnn.training.distributed import Ranks, launch
-from lpbnn.training.environment import device_name
+from lpbnn.training.environment import (
+    device_name,
+    memory_kind,
+    peak_memory,
+    reset_peak_memory,
+)
 from lpbnn.training.evaluator import (
     ALONE,
     HISTOGRAM_BINS,
     ClassificationEvaluator,
     Evaluator,
+    NotFinite,
     Predictor,
     RegressionEvaluator,
     SegmentationEvaluator,
     make_evaluator,
 )
-from lpbnn.training.memory import memory_kind, peak_memory, reset_peak_memory
 from lpbnn.training.preflight import check_corruptions, corruptible
 
 if TYPE_CHECKING:
@@ -50,6 +65,7 @@ KEPT_POINTS = 1000  # training examples of a curve that a figure can show
 TIMED_IMAGES, TIMED_PIXELS = 256, 2**23
 SHOWN = ("gaussian_noise", "motion_blur", "fog", "jpeg_compression")  # one of each family
 SEVERITY = 5
+SEED = 0  # of the corruptions, whatever the run's: all methods meet the same images
 WIDEST = 128  # vectors longer than this make a correlation matrix nobody can read
 CANDIDATES = 8  # street scenes, for each that is shown
 SIDE = 512  # pixels: of larger maps every second one is kept, or every third
@@ -177,6 +193,120 @@ def _curves(evaluator: RegressionEvaluator, data: Examples, where: str) -> Array
     parts = (inputs, targets, *evaluator.all_rows("curves", 1))
     names = ("inputs", "targets", "mean", "aleatoric_std", "epistemic_std")
     return {f"{where}/{name}": _numpy(part) for name, part in zip(names, parts, strict=True)}
+
+
+class _Found(NamedTuple):
+    """The results of one corrupted set, without its images."""
+
+    number: int
+    made: CorruptedSet
+    metrics: dict[str, float]
+    error: str
+
+
+def corruption_results(predictor: Predictor, splits: Splits) -> dict[str, Any]:
+    """Return the metrics of every set, their means by severity and over all, and the members' diversity.
+
+    Processes share the sets: each is made and measured by one of them.
+    """
+    settings = predictor.settings
+    count = min(settings.corruption_images or len(splits.test), len(splits.test))
+    test = splits.test.take(slice(count)).to(predictor.device)
+    found, diversity = _measured_sets(predictor, test)
+    sets: dict[str, dict[str, dict[str, float]]] = {}
+    for one in found:
+        sets.setdefault(one.made.name, {})[str(one.made.severity)] = one.metrics
+    everything = [one.metrics for one in found]
+    origin = found[-1].made.origin
+    frost = next((one.made.frost for one in found if one.made.frost), frost_kind(settings.frost))
+    return {
+        **corruption_means(everything),
+        **{key: _mean([found[key] for found in everything]) for key in ("nll", "brier")},
+        "origin": origin,
+        "frost": None if origin == "official" else frost,
+        "images": count,
+        "severities": {
+            str(level): {
+                key: _mean([levels[str(level)][key] for levels in sets.values()])
+                for key in ("accuracy", "nll", "brier", "ece")
+            }
+            for level in settings.severities
+        },
+        "sets": sets,
+        "diversity": None if diversity is None else diversity.compute(),
+    }
+
+
+def _measured_sets(
+    predictor: Predictor, test: Dataset
+) -> tuple[list[_Found], DiversityMetrics | None]:
+    """Return every set's numbers, in order, and one count of the members' agreement over all sets."""
+    mine: list[_Found] = []
+    agreements: list[DiversityMetrics] = []
+    for number, made in _sets(test, predictor.settings, predictor.ranks):
+        evaluator = ClassificationEvaluator(predictor.info, predictor.device)
+        predictor.over(Dataset(made.images, test.targets), evaluator, alone=True)
+        metrics, error = {}, ""
+        try:
+            metrics = evaluator.metrics()
+        except NotFinite as problem:  # all processes have to learn of it
+            error = str(problem)
+        mine.append(_Found(number, made._replace(images=torch.empty(0)), metrics, error))
+        if evaluator.diversity is not None:
+            agreements = [_merged([*agreements, evaluator.diversity.cpu()])]
+    everyone = predictor.ranks.gather((mine, agreements))
+    found = sorted((one for part, _ in everyone for one in part), key=lambda one: one.number)
+    if error := next((one.error for one in found if one.error), ""):
+        raise NotFinite(error)
+    agreements = [one for _, part in everyone for one in part]
+    return found, _merged(agreements) if agreements else None
+
+
+def _merged(metrics: list[DiversityMetrics]) -> DiversityMetrics:
+    first, *others = metrics
+    for other in others:
+        first.merge_state(other)
+    return first
+
+
+def _sets(test: Dataset, settings: EvalConfig, ranks: Ranks) -> Iterator[tuple[int, CorruptedSet]]:
+    """Yield the sets of this process and their numbers."""
+    root = settings.corruption_root
+    archive = None if root is None else _archive(test, settings, Path(root), ranks)
+    names = CORRUPTIONS if archive is None else archive.names
+    order = list(product(names, settings.severities))
+    for number in ranks.share(len(order)):
+        name, level = order[number]
+        if archive is None:
+            images = corrupt(test.inputs, name, level, SEED, settings.frost)
+            yield number, CorruptedSet(name, level, images, "generated")
+        else:
+            frost = archive.frost if name == "frost" else None
+            images = archive.read(name, level)
+            yield number, CorruptedSet(name, level, images, archive.origin, frost)
+
+
+def _archive(test: Dataset, settings: EvalConfig, root: Path, ranks: Ranks) -> Archive:
+    """Return the published files in ``root`` if it has them, otherwise those generated there."""
+    published = (root / f"{CORRUPTIONS[0]}.npy").is_file() and not any(root.glob("*.json"))
+    if not published:
+        ranks.wait()  # nobody writes before all have looked
+        recipe = (test.inputs, root, test.targets, SEED, settings.frost)
+        if ranks.world > 1:  # each makes its share of the files
+            cached(*recipe, names=[CORRUPTIONS[i] for i in ranks.share(len(CORRUPTIONS))])
+            ranks.wait()
+        return cached(*recipe)
+    archive = read_official(root, len(test))
+    if archive.labels is None or not torch.equal(archive.labels, test.targets.cpu()):
+        raise ValueError(
+            f"{root} holds labels that are not those of the first {len(test)} test images: it is "
+            "another data set's. Fix: give the folder of this one (CIFAR-10-C or CIFAR-100-C)."
+        )
+    return archive
+
+
+def _mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values)
 
 
 def _cost(predictor: Predictor, splits: Splits) -> dict[str, Any]:

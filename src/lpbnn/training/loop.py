@@ -26,8 +26,8 @@ from lpbnn.training import checkpoint, logs
 from lpbnn.training.config import RunConfig
 from lpbnn.training.dataloading import TrainLoader, noise_seed
 from lpbnn.training.distributed import Ranks, ending_well, launch
+from lpbnn.training.environment import peak_memory, reset_peak_memory
 from lpbnn.training.evaluator import NotFinite, validate
-from lpbnn.training.memory import peak_memory, reset_peak_memory
 from lpbnn.training.preflight import check_training
 from lpbnn.training.rundir import CHECKPOINT, Row, RunDir
 from lpbnn.training.step import Means, Step, factor, fast_convolutions
