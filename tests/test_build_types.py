@@ -1,0 +1,50 @@
+"""Type checkers and editors know the options of every method."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tools import make_stub
+
+HEAD = """\
+from typing import Any
+import lpbnn
+from torch import nn
+net = nn.Linear(2, 2)
+options: dict[str, Any] = {"own": 1}
+"""
+# Calls, and the rules of basedpyright of which a wrong one breaks one.
+CALLS = {
+    'lpbnn.build(net, "lpbnn", num_data=9, latent=8, variant="paper").layers': "",
+    "lpbnn.build(net, num_data=9, latent=8)": "",
+    'lpbnn.build(net, "ensemble", reinit=["head"])': "",
+    "lpbnn.build(net, str(net), members=3, **options)": "",
+    'lpbnn.build(net, "lpbnn", num_data=9, lattent=8)': "reportCallIssue",
+    'lpbnn.build(net, "mcp", latent=8)': "reportCallIssue",
+    'lpbnn.build(net, "lpbnn", num_data=9, variant="papr")': "reportCallIssue reportArgumentType",
+}
+
+
+def test_the_stub_has_the_options_of_the_methods() -> None:
+    """If this fails, run ``python tools/make_stub.py``."""
+    assert make_stub.PATH.read_text() == make_stub.stub()
+
+
+@pytest.mark.slow
+def test_a_wrong_option_is_a_type_error_and_a_right_one_is_not(tmp_path: Path) -> None:
+    source = str(make_stub.PATH.parents[1])
+    (tmp_path / "calls.py").write_text(HEAD + "\n".join(CALLS))
+    settings = {"extraPaths": [source], "typeCheckingMode": "standard"}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = [Path(sys.executable).with_name("basedpyright"), "--outputjson"]
+    command += ["-p", tmp_path, "--pythonpath", sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True)
+    found: dict[str, str] = {}
+    for error in json.loads(done.stdout)["generalDiagnostics"]:
+        if error["severity"] == "error":
+            call = list(CALLS)[error["range"]["start"]["line"] - HEAD.count("\n")]
+            found[call] = error["rule"]
+    assert found.keys() == {call for call, rule in CALLS.items() if rule}, done.stdout
+    assert all(found[call] in CALLS[call].split() for call in found)
