@@ -183,7 +183,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "RoBERTa": from_transformers("Roberta", **ENCODER),
     "ALBERT": from_transformers("Albert", **ENCODER, embedding_size=16),
     "ELECTRA": from_transformers("Electra", **ENCODER, embedding_size=16),
-    "DeBERTa-v2": from_transformers("DebertaV2", **ENCODER, **RELATIVE),
+    "DeBERTa-v2": from_transformers("DebertaV2", **ENCODER, **RELATIVE, published=RELATIVE),
     "DeBERTa-v2, without positions": from_transformers(
         "DebertaV2",
         **ENCODER,
