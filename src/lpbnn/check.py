@@ -263,7 +263,7 @@ class _Reference:
 
     def run(self, member: int, args: Any, kwargs: Any) -> Record:
         """Return the record of one member."""
-        run = partial(self.model.run_one_by_one, self.probe.take(member, 1))
+        run = partial(self.model.run_one_by_one, self.probe.take(member, 1), first=member)
         return _record(self.model, self.training, run, (args, kwargs))
 
     def _seeded_outputs(self, args: Any, kwargs: Any) -> list[Tensor]:

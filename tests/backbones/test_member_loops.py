@@ -16,10 +16,11 @@ from lpbnn.rank_one.ensemble import RankOneEnsemble
 
 POINTS = ["decoder.aspp", "decoder.refine"]
 GROUPS: dict[str, Any] = {"norm": "group", "standardise": True}
-KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "LP-BNN": ("lpbnn", {}),
-    "LP-BNN+GN": ("lpbnn", GROUPS),
-    "BatchEnsemble": ("batchensemble", {}),
+KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "LP-BNN": ("lpbnn", {}, {}),
+    "LP-BNN+GN": ("lpbnn", GROUPS, {}),
+    "LP-BNN, member norms": ("lpbnn", {}, {"batch_norm": "member"}),
+    "BatchEnsemble": ("batchensemble", {}, {}),
 }
 
 
@@ -36,6 +37,12 @@ def ensemble(method: str, net: nn.Module, **options: Any) -> RankOneEnsemble:
         model, torch.randn(2, 3, 33, 40).double()
     )  # later passes run no comparison
     assert report.execution == "batched"
+    return model
+
+
+def apart(model: RankOneEnsemble) -> RankOneEnsemble:
+    """Batch norms of members get statistics of their own."""
+    settle(model)
     return model
 
 
@@ -72,8 +79,8 @@ def answer(
 def test_one_by_one_and_together_members_answer_as_when_everything_is_repeated(
     kind: str, batch: int, fill_device: Callable[[bool], None]
 ) -> None:
-    method, variant = KINDS[kind]
-    model = settle(ensemble(method, network(**variant)))
+    method, variant, options = KINDS[kind]
+    model = apart(ensemble(method, network(**variant), **options))
     whole = repeating(model)
     assert model.expand_at == POINTS
     encoder, aspp, refine = (counted(model, path) for path in ("encoder", *POINTS))
@@ -106,8 +113,8 @@ def test_a_compiled_network_writes_out_the_second_part_alone(
     kind: str, fill_device: Callable[[bool], None]
 ) -> None:
     fill_device(True)
-    method, variant = KINDS[kind]
-    model = settle(ensemble(method, network(**variant)))
+    method, variant, options = KINDS[kind]
+    model = apart(ensemble(method, network(**variant), **options))
     x = torch.randn(2, 3, 33, 40).double()
     expected = answer(model, x, 1).members
     graphs: list[torch.fx.GraphModule] = []

@@ -115,10 +115,10 @@ class MemberEnsemble(UncertainModel):
     def passes(self, samples: int, width: int) -> Iterator[Pass]:
         sampled = self.sample(samples if self.stochastic else 1)
         for start in range(0, sampled.count, width):
-            yield partial(self._predict, sampled.take(start, width))
+            yield partial(self._predict, sampled.take(start, width), start)
 
-    def _predict(self, sampled: Sampled, /, *args: Any, **kwargs: Any) -> Outputs:
-        rows = self.run(sampled, args, kwargs, predicting=True)
+    def _predict(self, sampled: Sampled, first: int, /, *args: Any, **kwargs: Any) -> Outputs:
+        rows = self.run(sampled, args, kwargs, first=first, predicting=True)
         return gather_outputs(rows, sampled.count)
 
     def chunk_sizes(self, batch: int, samples: int, chunk: int | None) -> tuple[int, int]:
@@ -140,12 +140,13 @@ class MemberEnsemble(UncertainModel):
         kwargs: dict[str, Any],
         mode: BatchMode = "repeat",
         *,
+        first: int = 0,
         predicting: bool = False,
     ) -> Outputs:
         """Run members, by the execution that was found to be right; return all rows, member-major.
 
         Args:
-            sampled: the members.
+            sampled: the members; ``first`` is the number of the first of them.
             args: the network's arguments.
             kwargs: its keyword arguments.
             mode: how the batch is distributed over the members.
@@ -157,8 +158,8 @@ class MemberEnsemble(UncertainModel):
         if predicting and self.points.whole_network and not alone:
             alone = fills_device(batched((args, kwargs), batch_size(args, kwargs)), FULL)
         if alone:
-            return self.run_one_by_one(sampled, args, kwargs, mode, known.shared_inputs)
-        return self.run_rows(sampled, args, kwargs, mode, known.shared_inputs, predicting)
+            return self.run_one_by_one(sampled, args, kwargs, mode, first, known.shared_inputs)
+        return self.run_rows(sampled, args, kwargs, mode, first, known.shared_inputs, predicting)
 
     def run_rows(
         self,
@@ -166,6 +167,7 @@ class MemberEnsemble(UncertainModel):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         mode: BatchMode = "repeat",
+        first: int = 0,
         shared: Sequence[Argument] = (),
         loops: bool = False,
     ) -> Outputs:
@@ -178,14 +180,13 @@ class MemberEnsemble(UncertainModel):
         loops = loops and self.points.can_loop and not batched((args, kwargs), batch * count)
         masks = find_masks([*self.mask_arguments, *shared], args, kwargs)
         draw = self.members if loops else 0
-        # With ``take``, because dropout masks start from their seeds in every pass.
-        state = MemberPass(sampled.take(0, count), batch, mode, draw, masks)
+        state = MemberPass(sampled.take(0, count), batch, first, mode, draw, masks)
         if self.points.whole_network:
             args, kwargs = expand_tree((args, kwargs), batch, count, mode, masks)
         try:
             outputs = self.slot.run(state, self.run_network, *args, **kwargs)
         except (RuntimeError, ValueError) as error:
-            raise_with_advice("" if self.points.whole_network else self.points.advice(), error)
+            raise_with_advice(self._advice(error, batch), error)
         for output in tree_leaves(outputs):
             if output.shape[0] != state.rows:
                 raise RuntimeError(
@@ -200,6 +201,7 @@ class MemberEnsemble(UncertainModel):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         mode: BatchMode = "repeat",
+        first: int = 0,
         shared: Sequence[Argument] = (),
     ) -> Outputs:
         """Run the members one after another, the reference (see ``run_rows``); the rows are the same."""
@@ -214,7 +216,7 @@ class MemberEnsemble(UncertainModel):
                 size = len(examples)
             if count > 1:  # the network may change its inputs in place
                 own = copy_tensors(own)
-            state = MemberPass(sampled.take(j, 1), size)
+            state = MemberPass(sampled.take(j, 1), size, first + j)
             output = self.slot.run(state, self.run_network, *own[0], **own[1])
             # The next call may write to the same memory, for example in a recorded CUDA graph.
             outputs.append(output if j == count - 1 else tree_map(torch.clone, output))
@@ -256,6 +258,10 @@ class MemberEnsemble(UncertainModel):
         if once is not None:  # every example counts once
             weight = once if weight is None else once * weight
         return outputs, targets, weight
+
+    def _advice(self, error: Exception, batch: int) -> str:
+        """Return what helps against an error of the network, or an empty string."""
+        return "" if self.points.whole_network else self.points.advice()
 
     # The check at the first batch of every kind.
 

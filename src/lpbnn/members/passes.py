@@ -53,6 +53,7 @@ class MemberPass:
     Args:
         sampled: what makes the members differ, read by the converted layers.
         batch: the number of examples.
+        first: the number of the first member, counted through all draws.
         mode: how the batch is expanded to the members.
         draw: members of one draw, if parts of the network may run a few members at a time; 0: they may not.
         shared: inputs of the network that hold no examples, whatever their size.
@@ -62,11 +63,12 @@ class MemberPass:
         self,
         sampled: Any,
         batch: int,
+        first: int = 0,
         mode: BatchMode = "repeat",
         draw: int = 0,
         shared: Sequence[Tensor] = (),
     ) -> None:
-        self.sampled, self.batch = sampled, batch
+        self.sampled, self.batch, self.first = sampled, batch, first
         self.mode: BatchMode = mode
         self.draw, self.shared = draw, shared
         self.count = sampled.count
@@ -76,7 +78,9 @@ class MemberPass:
 
     def take(self, start: int, count: int) -> "MemberPass":
         """Return the pass of ``count`` of the members, from ``start`` on."""
-        return MemberPass(self.sampled.take(start, count), self.batch, self.mode)
+        return MemberPass(
+            self.sampled.take(start, count), self.batch, self.first + start, self.mode
+        )
 
 
 class _ThreadState(threading.local):

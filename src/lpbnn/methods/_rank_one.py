@@ -12,6 +12,7 @@ from lpbnn.convert.convert import convert
 from lpbnn.members.partial import check_expand_at
 from lpbnn.members.rows import BatchMode
 from lpbnn.methods._options import Count, NonNegative, Options
+from lpbnn.rank_one.ensemble import BatchNormMode
 from lpbnn.rank_one.factors import Factors, Init
 from lpbnn.rank_one.layer import RankOneLayer
 
@@ -22,6 +23,7 @@ class RankOneConfig(Options):
 
     members: Count = 4  # J, the number of members
     batch_mode: BatchMode = "split"  # in training: "split" the batch among members, or "repeat" it
+    batch_norm: BatchNormMode = "shared"  # or one for each "member"
     init_std: NonNegative = 0.5  # standard deviation of the initial r and s around 1
     init: Init = "normal"  # or "signs": random +-1
     first_init: Init | None = None  # of the first layer, which sees the data; None: init
@@ -56,6 +58,7 @@ def convert_layers(
         warnings.warn(conversion.unconverted, stacklevel=4)  # at lpbnn.build's caller
     return {
         "batch_mode": config.batch_mode,
+        "batch_norm": config.batch_norm,
         "expand_at": config.expand_at,
         "fast_lr": config.fast_lr,
     }

@@ -258,7 +258,7 @@ class MCDropout(MemberEnsemble):
         seeds: list[int] = torch.randint(2**62, (samples * self.members,)).tolist()
         masks = DropoutMasks(len(seeds), seeds)
         for start in range(0, masks.count, width):
-            yield partial(self._predict, masks.take(start, width))
+            yield partial(self._predict, masks.take(start, width), start)
 
     def set_noise_scale(self, scale: float) -> None:
         """Scale the standard deviation of the masks, sqrt(p / (1 - p)), of all dropout layers."""

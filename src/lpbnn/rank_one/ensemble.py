@@ -1,15 +1,21 @@
 """RankOneEnsemble: a network of rank-one layers as J members; what LP-BNN and its relatives share."""
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from lpbnn.convert.convert import replace_modules
+from lpbnn.convert.wrapper import Wrapper
 from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.members.rows import BatchMode
 from lpbnn.model import Terms, noise_scale_value, total, two_groups
 from lpbnn.rank_one.factors import FactorPosterior, LayerFactors, SampledFactors, device_of
 from lpbnn.rank_one.layer import RankOneLayer, with_biases
+from lpbnn.rank_one.norms import BATCH_NORMS, MemberNorm
+
+BatchNormMode = Literal["shared", "member"]
+BATCH_NORM_MODES: tuple[str, ...] = get_args(BatchNormMode)
 
 
 class RankOneEnsemble(MemberEnsemble):
@@ -22,6 +28,7 @@ class RankOneEnsemble(MemberEnsemble):
         net: the converted network.
         batch_mode: in training, "split" gives every member a slice of the batch (the price of one
             network), "repeat" gives every member all of it (J times the compute).
+        batch_norm: "shared" by the members (each sees the statistics of all), or one per "member".
         fast_lr: learning rate of the factors and biases, as a multiple of the network's.
         **options: of ``MemberEnsemble``.
     """
@@ -33,6 +40,7 @@ class RankOneEnsemble(MemberEnsemble):
         net: nn.Module,
         *,
         batch_mode: BatchMode = "split",
+        batch_norm: BatchNormMode = "shared",
         fast_lr: float = 1.0,
         **options: Any,
     ) -> None:
@@ -41,13 +49,15 @@ class RankOneEnsemble(MemberEnsemble):
         self.fast_lr = fast_lr
         self.layers: list[RankOneLayer] = []
         self.refresh()
+        if batch_norm == "member":
+            self._split_batch_norms()
         noise_scale = torch.ones((), device=device_of(self.layers[0].factors))
         self.register_buffer("noise_scale", noise_scale)
 
     def refresh(self) -> None:
-        """Find the converted layers again, after the user replaced some of them."""
-        layers = (module for module in self.net.modules() if isinstance(module, RankOneLayer))
-        self.layers = [layer for layer in layers if layer.in_place]
+        """Find the converted layers and norms again, after the user replaced some of them."""
+        found = [m for m in self.net.modules() if isinstance(m, Wrapper) and m.in_place]
+        self.layers = [module for module in found if isinstance(module, RankOneLayer)]
         if not self.layers:
             raise RuntimeError("the network has no converted layer. Build a model again.")
         counts = {layer.factors.members for layer in self.layers}
@@ -63,6 +73,22 @@ class RankOneEnsemble(MemberEnsemble):
         for index, layer in enumerate(self.layers):
             layer.slot, layer.index = self.slot, index
             layer.expands_batch = layer in late_layers
+        for norm in found:
+            if isinstance(norm, MemberNorm):
+                norm.slot = self.slot
+
+    def _split_batch_norms(self) -> None:
+        """Give every member its own batch norm, wherever the batch may be expanded."""
+        made = {
+            id(module): MemberNorm(module, self.members, path, self.slot)
+            for point in self.expand_at
+            for path, module in self.net.get_submodule(point).named_modules(prefix=point)
+            if type(module) in BATCH_NORMS
+        }
+        replace_modules(self.net, made)
+        # Points inside of the present ones would leave a member's norm in front of the expanded batch.
+        safe = self.expand_at
+        self.expansion_choices = [safe] if safe == [""] else [safe, [""]]
 
     def is_converted(self, module: nn.Module) -> bool:
         return isinstance(module, RankOneLayer)
@@ -113,6 +139,16 @@ class RankOneEnsemble(MemberEnsemble):
     def penalties(self, posterior: Any) -> Terms:
         """Return what the method adds to the NLL, weighted, by name."""
         return {}
+
+    def _advice(self, error: Exception, batch: int) -> str:
+        has_norms = any(isinstance(module, MemberNorm) for module in self.net.modules())
+        if "more than 1 value per channel" in str(error) and has_norms:
+            return (
+                f"{self.members} members share a batch of {batch}, and each normalises its own part of "
+                "it. Fix: larger batches (drop_last=True where only the last one is small), "
+                "batch_mode='repeat', or batch_norm='shared'."
+            )
+        return super()._advice(error, batch)
 
     def parameter_groups(
         self, weight_decay: float = 0.0, lr: float | None = None
