@@ -33,7 +33,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture
 def report(make: Make, regression: Make, tmp_path: Path) -> Path:
     long = "a-method-whose-name-is-far-too-long-for-any-column-of-a-table"
-    runs = [make(method, seed) for method in METHODS for seed in (0, 1)]
+    runs = [make(method, seed) for method in METHODS[:5] for seed in (0, 1)]
     runs += [make("meanfield", 9, lr=5.0, diverged=2), make(long)]
     runs += [regression("lpbnn"), regression("mcp")]
     reference = PaperTable("a paper", {method: {"accuracy": 0.95} for method in METHODS})
@@ -74,7 +74,7 @@ def test_the_page_in_a_browser(browser: Any, report: Path) -> None:
 
 @pytest.mark.slow
 def test_tables_sort_and_navigation_stays(browser: Any, report: Path) -> None:
-    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    page = browser.new_page(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
     page.goto(report.as_uri())
     head = page.locator("table.sortable").first.locator("thead tr").last.locator("th").nth(1)
 
@@ -92,7 +92,6 @@ def test_tables_sort_and_navigation_stays(browser: Any, report: Path) -> None:
     page.evaluate("window.scrollTo(0, document.body.scrollHeight / 2)")
     assert page.evaluate("document.querySelector('nav').getBoundingClientRect().top") == 0
     page.locator("nav a").nth(4).click()
-    page.wait_for_timeout(900)  # the page scrolls smoothly
     below = page.evaluate(
         "document.querySelector(location.hash).getBoundingClientRect().top"
         " - document.querySelector('nav').getBoundingClientRect().bottom"

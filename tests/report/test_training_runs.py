@@ -40,7 +40,7 @@ def test_runs_of_the_engine(tmp_path: Path) -> None:
     assert '<section id="posterior">' in text
     assert "generated, procedural frost" in text
     titles = re.findall(r"<title>([^<]*)</title>", text)
-    log = [float(row["nll"]) for row in RunDir(folders[0]).log()]
+    log = [float(row["loss"]) for row in RunDir(folders[0]).log()]
     assert f"MCP: 1: {log[0]:.4g}, 2: {log[1]:.4g}" in titles
     wrong = 100 * (1 - table.rows[0].cells["accuracy"].mean)
     assert any(t.startswith("MCP: errors") and f"{wrong:.2f} % of 100 %" in t for t in titles)

@@ -17,8 +17,7 @@ import lpbnn
 import lpbnn.training.evaluation as evaluation
 from lpbnn import data, likelihoods
 from lpbnn.data import Dataset, Splits, files
-from lpbnn.data.augment import batch_indices, epoch_generator
-from lpbnn.data.joint_transforms import JointTransform
+from lpbnn.data.augment import Transform, batch_indices, epoch_generator
 from lpbnn.training import AugmentConfig, EvalConfig, RunConfig, ScheduleConfig
 from lpbnn.training.build import DataInfo, build_model
 from lpbnn.training.dataloading import AUGMENTATION, ORDER, TrainLoader
@@ -57,7 +56,7 @@ def test_a_step_is_the_transformed_batch_of_its_epoch(make: Make, scenes: Splits
     feed = TrainLoader(scenes, config)
     augment = WINDOW.over(scenes.augment)
     assert augment.flip  # the set's own hint
-    transform = JointTransform(scenes.mean, scenes.std, augment, void=255)
+    transform = Transform(scenes.mean, scenes.std, augment, void=255)
     chance = epoch_generator(config.seed, 2, stream=AUGMENTATION)
     order = batch_indices(10, 4, epoch_generator(config.seed, 2, stream=ORDER))
     found = list(feed.epoch(2))

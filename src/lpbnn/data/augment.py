@@ -2,12 +2,14 @@
 
 Two steps, so that what is random can be looked at, tested and repeated:
 
-    drawn = transform.draw(images, generator)    # five small integer vectors, on the device
-    x = transform(images, drawn)                 # pure arithmetic: torch.compile sees one graph
+    chance = transform.draw(images, generator)       # nine uniform numbers for each picture
+    x, labels = transform(images, labels, chance)    # pure arithmetic: torch.compile sees one graph
 
-The order is the usual one: random crop of the padded picture, flip, normalise, cutout. The padding
-and the hole are zero *after* normalisation, that is, the mean colour. Pixel (i, j) of the result is
-pixel (i + top - pad, j' + left - pad) of the picture, with j' = j or, flipped, W - 1 - j.
+The picture is resized by a factor f, as often halved as doubled, and padded; a window is cut from it,
+flipped with probability 1/2. Pixel (i, j) of the window lies at ((i + top + 1/2) / f - 1/2, ...) of the
+picture: the colour there is interpolated between four pixels, the label of a label map is the nearest
+pixel's. What lies outside is void for the loss and, after normalisation, zero: the mean colour. A hole
+(cutout) hides the picture and not its labels.
 
 Every epoch can be repeated from two numbers: `epoch_generator(seed, epoch)`.
 """
@@ -23,19 +25,20 @@ from torch import Tensor, nn
 
 from lpbnn.data import Augment, Examples, normalise
 
+LUMA = (0.299, 0.587, 0.114)
 Padding = Literal["zero", "reflect"]
 
 
-class Drawn(NamedTuple):
-    """Random numbers of every picture of a batch; each a vector of its length.
+class Chance(NamedTuple):
+    """Uniform numbers in [0, 1), each a vector with one for every picture."""
 
-    `top` and `left` are the crop's corner in the padded picture, `flip` is 0 or 1, and
-    (`row`, `column`) is the centre of the cutout's hole in the result.
-    """
-
+    scale: Tensor
     top: Tensor
     left: Tensor
     flip: Tensor
+    brightness: Tensor
+    contrast: Tensor
+    saturation: Tensor
     row: Tensor
     column: Tensor
 
@@ -79,16 +82,17 @@ class Normalise(nn.Module):
 
 
 class Transform(nn.Module):
-    """From uint8 pictures (B, C, H, W) to what a network sees; random only where `drawn` is given.
+    """From uint8 pictures (B, C, H, W), and label maps (B, H, W), to augmented ones of the window's size.
 
-    >>> transform = Transform(mean=[0.5], std=[0.25], augment=Augment(pad=1, flip=True, cutout=2))
-    >>> images = torch.full((2, 1, 4, 4), 255, dtype=torch.uint8)
-    >>> transform(images).unique().tolist()  # evaluation: (1 - 0.5) / 0.25
-    [2.0]
-    >>> drawn = transform.draw(images, torch.Generator().manual_seed(0))
-    >>> transform(images, drawn).unique().tolist()  # the padding and the hole are 0
-    [0.0, 2.0]
+    >>> transform = Transform([0.5], [0.5], Augment(scale=(0.5, 0.5)), void=255)
+    >>> images = torch.full((1, 1, 4, 4), 255, dtype=torch.uint8)
+    >>> labels = torch.ones(1, 4, 4, dtype=torch.int64)
+    >>> chance = Chance(*torch.zeros(9, 1))
+    >>> transform(images, labels, chance)[1][0].tolist()
+    [[1, 1, 255, 255], [1, 1, 255, 255], [255, 255, 255, 255], [255, 255, 255, 255]]
     """
+
+    luma: Tensor
 
     def __init__(
         self,
@@ -96,77 +100,100 @@ class Transform(nn.Module):
         std: Sequence[float],
         augment: Augment = Augment(),  # noqa: B008 (immutable)
         padding: Padding = "zero",
-        dtype: torch.dtype = torch.float32,
+        void: int = 255,
         channels_last: bool = False,
     ) -> None:
         super().__init__()
+        low, high = augment.scale
         if min(augment.pad, augment.cutout) < 0:
             raise ValueError(f"{augment} has a negative size; expected pad >= 0 and cutout >= 0.")
         if padding not in ("zero", "reflect"):
             raise ValueError(f"padding={padding!r}; expected 'zero' or 'reflect'.")
-        self.augment, self.padding, self.dtype = augment, padding, dtype
+        if not 0 < low <= high:
+            raise ValueError(
+                f"scale={augment.scale}; expected two factors, 0 < smallest <= largest."
+            )
+        if not 0 <= augment.colour < 1:
+            raise ValueError(f"colour={augment.colour}; expected 0 <= colour < 1.")
+        self.augment, self.padding, self.void = augment, padding, void
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.normalise = Normalise(mean, std)
+        weights = LUMA if len(mean) == 3 else (1 / len(mean),) * len(mean)
+        self.register_buffer("luma", torch.tensor(weights).view(-1, 1, 1), persistent=False)
 
-    def draw(self, images: Tensor, generator: torch.Generator, batch: int | None = None) -> Drawn:
-        """The random numbers for a batch, from a generator on the device of the images.
-
-        `batch` is the number of pictures, where `images` are only some of them. All five are drawn
-        whatever is in use: switching cutout on does not change the crops.
-
-        >>> images = torch.zeros(3, 1, 8, 8, dtype=torch.uint8)
-        >>> transform = Transform([0.5], [0.5], Augment(pad=2))
-        >>> drawn = transform.draw(images, torch.Generator().manual_seed(0))
-        >>> {name: tuple(values.shape) for name, values in drawn._asdict().items()}
-        {'top': (3,), 'left': (3,), 'flip': (3,), 'row': (3,), 'column': (3,)}
+    def draw(self, images: Tensor, generator: torch.Generator, batch: int | None = None) -> Chance:
+        """The random numbers for a batch; all nine whatever is in use, so that the crops do not
+        depend on whether colours change.
         """
         check_generator(generator, images)
-        count, _, height, width = images.shape
-        offsets = 2 * self.augment.pad + 1
-        return Drawn(
-            *(
-                torch.randint(high, (batch or count,), generator=generator, device=images.device)
-                for high in (offsets, offsets, 2, height, width)
-            )
-        )
+        size = (len(Chance._fields), batch or len(images))
+        return Chance(*torch.rand(size, generator=generator, device=images.device))
 
-    def forward(self, images: Tensor, drawn: Drawn | None = None) -> Tensor:
-        """Normalised pictures, (B, C, H, W): as they are, or changed as `drawn` says."""
+    def forward(
+        self, images: Tensor, labels: Tensor | None, chance: Chance
+    ) -> tuple[Tensor, Tensor | None]:
+        """Normalised windows (B, C, h, w), and the labels (B, h, w) in them, if there are any."""
         channels = len(self.normalise.mean)
         if images.ndim != 4 or images.shape[1] != channels:
             raise ValueError(
                 f"images have shape {tuple(images.shape)}; expected (batch, {channels}, height, "
                 "width), one channel per mean."
             )
-        keep = None
-        if drawn is not None:
-            images, keep = self._move(images, drawn)
-            if self.augment.cutout:
-                hole = hole_in(images, drawn.row, drawn.column, self.augment.cutout)
-                keep = ~hole if keep is None else keep & ~hole
-        x = self.normalise(images)
-        x = x if keep is None else torch.where(keep, x, 0.0)
-        return x.to(self.dtype).contiguous(memory_format=self.memory_format)
-
-    def _move(self, images: Tensor, drawn: Drawn) -> tuple[Tensor, Tensor | None]:
-        """The cropped and flipped pictures, and where they hold picture, (B, 1, H, W)."""
-        pad, (height, width) = self.augment.pad, images.shape[2:]
-        if not pad and not self.augment.flip:
-            return images, None
+        size = images.shape[2:]
+        height, width = (c or s for c, s in zip(self.augment.crop, size, strict=True))
+        low, high = self.augment.scale
+        factor = low * (high / low) ** chance.scale
         i = torch.arange(height, device=images.device)
         j = torch.arange(width, device=images.device).expand(len(images), width)
         if self.augment.flip:
-            j = torch.where(drawn.flip[:, None].bool(), width - 1 - j, j)
-        y = i + (drawn.top - pad)[:, None]  # (B, H)
-        x = j + (drawn.left - pad)[:, None]  # (B, W)
-        keep = None
+            j = torch.where(chance.flip[:, None] < 0.5, width - 1 - j, j)
+        y = self._source(i, chance.top, factor, height, size[0])
+        x = self._source(j, chance.left, factor, width, size[1])
+        y, inside_y = self._inside(y, size[0])
+        x, inside_x = self._inside(x, size[1])
+        keep = inside_y[:, :, None] & inside_x[:, None, :]  # (B, h, w)
+        whole = low == high == 1  # every place is a pixel
+        pixels = pick(images, y.long(), x.long()) if whole else interpolated(images, y, x)
+        pixels = self.normalise(self._coloured(pixels, keep, chance))
+        shown = keep[:, None]
+        if self.augment.cutout:
+            row, column = (chance.row * height).long(), (chance.column * width).long()
+            shown = shown & ~hole_in(pixels, row, column, self.augment.cutout)
+        pixels = torch.where(shown, pixels, 0.0).contiguous(memory_format=self.memory_format)
+        if labels is None:
+            return pixels, None
+        return pixels, torch.where(keep, nearest(labels, y, x), self.void)
+
+    def _source(self, place: Tensor, u: Tensor, factor: Tensor, window: int, size: int) -> Tensor:
+        """Return the positions of the window's rows (or columns) in the picture, (B, window)."""
+        pad = self.augment.pad
+        room = factor * size + 2 * pad - window  # negative where the window is the larger one
+        start = room.sign() * (u * (room.abs().floor() + 1)).floor() - pad
+        return (place + start[:, None] + 0.5) / factor[:, None] - 0.5
+
+    def _inside(self, place: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """Places moved into the picture, and where they were inside already."""
         if self.padding == "reflect":
-            y, x = _reflect(y, height, pad), _reflect(x, width, pad)
-        elif pad:
-            inside_y, inside_x = (y >= 0) & (y < height), (x >= 0) & (x < width)
-            keep = (inside_y[:, :, None] & inside_x[:, None, :])[:, None]
-            y, x = y.clamp(0, height - 1), x.clamp(0, width - 1)
-        return pick(images, y, x), keep
+            turn = max(1, 2 * (size - 1))  # -1 -> 1, size -> size - 2: the border is not repeated
+            place = place.remainder(turn)
+            return torch.minimum(place, turn - place), torch.ones_like(place, dtype=torch.bool)
+        return place.clamp(0, size - 1), (place >= -0.5) & (place < size - 0.5)
+
+    def _coloured(self, pixels: Tensor, keep: Tensor, chance: Chance) -> Tensor:
+        """Brightness, contrast about the mean grey, saturation; each kept in 0..1."""
+        if not self.augment.colour:
+            return pixels
+
+        def strength(u: Tensor) -> Tensor:
+            return (1 + self.augment.colour * (2 * u - 1))[:, None, None, None]
+
+        pixels = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels
+        pixels = (pixels * strength(chance.brightness)).clamp(0, 1)
+        grey = (pixels * self.luma).sum(1, keepdim=True) * keep[:, None]
+        mean = grey.sum((2, 3), keepdim=True) / keep.sum((1, 2)).clamp_min(1)[:, None, None, None]
+        pixels = torch.lerp(mean, pixels, strength(chance.contrast)).clamp(0, 1)
+        grey = (pixels * self.luma).sum(1, keepdim=True)
+        return torch.lerp(grey, pixels, strength(chance.saturation)).clamp(0, 1)
 
 
 def pick(images: Tensor, y: Tensor, x: Tensor) -> Tensor:
@@ -176,15 +203,25 @@ def pick(images: Tensor, y: Tensor, x: Tensor) -> Tensor:
     return images[picture, channel, y[:, None, :, None], x[:, None, None, :]]
 
 
-def _reflect(index: Tensor, size: int, pad: int) -> Tensor:
-    """-1 -> 1, size -> size - 2: the border is a mirror and is not repeated."""
-    if pad >= size:
-        raise ValueError(
-            f"reflect padding of {pad} needs pictures larger than {pad}; these have a side of "
-            f"{size}. Use a smaller pad or padding='zero'."
-        )
-    index = index.abs()
-    return torch.where(index >= size, 2 * (size - 1) - index, index)
+def interpolated(images: Tensor, y: Tensor, x: Tensor) -> Tensor:
+    """Colours, on the 0..1 scale, at rows y (B, h) and columns x (B, w), both inside the pictures."""
+
+    def between(rows: Tensor) -> Tensor:
+        left = x.floor().long()
+        right = (left + 1).clamp_max(images.shape[3] - 1)
+        sides = (pick(images, rows, columns) for columns in (left, right))
+        one, two = (side.float() / 255 if side.dtype == torch.uint8 else side for side in sides)
+        return torch.lerp(one, two, (x - left)[:, None, None, :])
+
+    above = y.floor().long()
+    below = (above + 1).clamp_max(images.shape[2] - 1)
+    return torch.lerp(between(above), between(below), (y - above)[:, None, :, None])
+
+
+def nearest(labels: Tensor, y: Tensor, x: Tensor) -> Tensor:
+    """Labels at the pixels nearest to rows y (B, h) and columns x (B, w)."""
+    rows, columns = (y + 0.5).floor().long(), (x + 0.5).floor().long()
+    return pick(labels[:, None], rows, columns)[:, 0]
 
 
 def hole_in(images: Tensor, row: Tensor, column: Tensor, side: int) -> Tensor:

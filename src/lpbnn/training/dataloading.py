@@ -13,14 +13,13 @@ from torch import Tensor
 
 from lpbnn.data import Augment, Splits
 from lpbnn.data.augment import (
-    Drawn,
+    Chance,
     Normalise,
     Transform,
     batch_indices,
     batches,
     epoch_generator,
 )
-from lpbnn.data.joint_transforms import JointTransform
 from lpbnn.training.config import RunConfig
 
 Batch = tuple[Tensor, Tensor]
@@ -63,19 +62,11 @@ class TrainLoader:
         self.augment = config.augment.over(splits.augment)
         last = config.channels_last
         self.prepare = Normalise(splits.mean, splits.std, len(splits.shape), last).to(self.device)
-        self.transform = self._transform(splits) if self.images else None
+        void = 0 if splits.ignore_index is None else splits.ignore_index
+        given = (splits.mean, splits.std, self.augment, config.augment.padding, void, last)
+        self.transform = Transform(*given).to(self.device) if self.images else None
         self.normalise_targets = splits.normalise_targets
         self.train = splits.train.to(self.device)
-
-    def _transform(self, splits: Splits) -> Transform | JointTransform:
-        """Return what is random about a picture: pixels alone, or their labels and the size as well."""
-        simple = self.augment._replace(pad=0, flip=False, cutout=0) == Augment()
-        padding, last = self.config.augment.padding, self.config.channels_last
-        given = (splits.mean, splits.std, self.augment, padding)
-        if simple and not self.segments:
-            return Transform(*given, channels_last=last).to(self.device)
-        void = 0 if splits.ignore_index is None else splits.ignore_index
-        return JointTransform(*given, void, last).to(self.device)
 
     @property
     def steps(self) -> int:
@@ -108,10 +99,7 @@ class TrainLoader:
         """Return a share of a batch of ``whole`` examples, changed as it would be in one process."""
         if self.transform is None or self.augment == Augment():
             return self.prepare(x), y
-        drawn = self.transform.draw(x, chance, whole)
-        drawn = type(drawn)(*(part[mine] for part in drawn))
-        if isinstance(drawn, Drawn):
-            return self.transform(x, drawn), y
+        drawn = Chance(*(part[mine] for part in self.transform.draw(x, chance, whole)))
         x, moved = self.transform(x, y if self.segments else None, drawn)
         return x, y if moved is None else moved
 
