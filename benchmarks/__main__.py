@@ -13,7 +13,6 @@ from tyro.conf import Positional, arg
 from benchmarks import flops as operations
 from benchmarks import tables
 from benchmarks.networks import DEEPLAB, METHODS, Record, measure, read, setup_of
-from benchmarks.plot import plot as draw
 from lpbnn.training.bench import Row, Setup
 
 console = Console() if sys.stdout.isatty() else Console(width=136)
@@ -66,7 +65,7 @@ def show(
     shown = [read(path) for path in files]
     _show(shown)
     if plot is not None:
-        console.print(f"drew {draw(shown, plot)}")
+        console.print(f"drew {tables.plot(shown, plot)}")
 
 
 COMMANDS: dict[str, Callable[..., Any]] = {

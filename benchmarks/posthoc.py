@@ -9,11 +9,7 @@ then no temperature is best. Seconds are what the way adds to that training, on 
 and the fit of T.
 """
 
-import argparse
 import copy
-import csv
-import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -22,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 import lpbnn
+from benchmarks.rows import MADE, append, command, made, markdown, read, timed
 from lpbnn import backbones, data, metrics
 from lpbnn.calibration import calibrate
 from lpbnn.methods.ensemble import from_members
-from lpbnn.training.environment import environment
 
 SEEDS = 5
 TRAIN = 600  # images that are trained on
@@ -33,7 +29,7 @@ EPOCHS, FEW = 12, 3  # of the network, and of fine-tuning
 LR, SMALL_LR = 0.05, 0.01
 SAMPLES = 4  # draws of each of four members
 METRICS = ("accuracy", "nll", "ece", "photos")
-FIELDS = ["seed", "way", "temperature", *METRICS, "seconds", "commit", "dirty", "device", "torch"]
+FIELDS = ("seed", "way", "temperature", *METRICS, "seconds", *MADE)
 Pair = tuple[Tensor, Tensor]
 
 
@@ -81,19 +77,9 @@ def ways(net: nn.Module, pair: Pair) -> dict[str, Any]:
     }
 
 
-def timed(function: Callable[[], Any]) -> tuple[float, Any]:
-    """Return the seconds that a call took, and its result."""
-    start = time.perf_counter()
-    result = function()
-    return time.perf_counter() - start, result
-
-
 def run(path: Path) -> None:
     """Measure the seeds that the file lacks, and append a row for every way, without and with a temperature."""
-    torch.set_num_threads(1)
-    done = {row["seed"] for row in read(path)} if path.exists() else set()
-    facts = environment()
-    made = {key: facts[key] for key in ("commit", "dirty", "device")} | {"torch": torch.__version__}
+    done, here = {row["seed"] for row in read(path)}, made()
     splits = data.load("digits")
     parts = [part[:] for part in (splits.train, splits.val, splits.test, splits.ood["photos"])]
     sets = [(splits.normalise(inputs), labels) for inputs, labels in parts]
@@ -123,50 +109,27 @@ def run(path: Path) -> None:
                     metrics.auroc(scores, is_ood),
                 )
                 row = {"seed": seed, "way": way, "temperature": temperature, "seconds": seconds}
-                rows.append({**row, **dict(zip(METRICS, found, strict=True)), **made})
+                rows.append({**row, **dict(zip(METRICS, found, strict=True)), **here})
                 print(rows[-1], flush=True)
-        new = not path.exists()
-        with path.open("a", newline="") as file:
-            writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-            if new:
-                writer.writeheader()
-            writer.writerows(rows)
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a file."""
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+        append(path, FIELDS, rows)
 
 
 def show(path: Path) -> str:
     """Return the table of a file as Markdown: mean and standard deviation over the seeds."""
     rows = read(path)
-    names = ("accuracy %", "NLL", "ECE", "AUROC of photos")
-    lines = [f"| way | T | seconds | {' | '.join(names)} |", "|---" * (3 + len(names)) + "|"]
+    lines = []
     for way, temperature in dict.fromkeys((row["way"], row["temperature"]) for row in rows):
         mine = [row for row in rows if (row["way"], row["temperature"]) == (way, temperature)]
-        cells = [f"{fmean(float(row['seconds']) for row in mine):.1f}"]
+        cells = [way, temperature, f"{fmean(float(row['seconds']) for row in mine):.1f}"]
         for name in METRICS:
             values = [float(row[name]) * (100 if name == "accuracy" else 1) for row in mine]
             digits = 1 if name == "accuracy" else 3
-            spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
-            cells.append(f"{fmean(values):.{digits}f}{spread}")
-        lines.append(f"| {way} | {temperature} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def main() -> None:
-    """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.posthoc", description=__doc__)
-    parser.add_argument("command", choices=("run", "show"))
-    parser.add_argument("file", type=Path)
-    given = parser.parse_args()
-    if given.command == "run":
-        run(given.file)
-    else:
-        print(show(given.file))
+            std = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+            cells.append(f"{fmean(values):.{digits}f}{std}")
+        lines.append(cells)
+    head = ("way", "T", "seconds", "accuracy %", "NLL", "ECE", "AUROC of photos")
+    return markdown(head, lines)
 
 
 if __name__ == "__main__":
-    main()
+    command("benchmarks.posthoc", __doc__, run, show)

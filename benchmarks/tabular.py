@@ -8,12 +8,10 @@ variance: theirs is that of the residuals on 15 % of the training data, held out
 that of an estimator trained on all of it. Ours hold the same share out for early stopping.
 """
 
-import argparse
-import csv
 import json
-import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,33 +35,24 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import lpbnn
+from benchmarks.rows import MADE, append, command, made, markdown, read, timed
 from lpbnn import metrics
-from lpbnn.training.environment import environment
 
 FOLDS = 5
 LARGEST = 1000  # examples, a random part of a larger set
 Z90 = 1.6448536269514722  # 90 % of a normal distribution are within so many standard deviations
-SMALLEST_PROBABILITY = (
-    1e-12  # in the NLL: forests give classes that no tree has seen the probability 0
-)
+# In the NLL: forests give classes that no tree has seen the probability 0.
+SMALLEST_PROBABILITY = 1e-12
 
 
 class Table(NamedTuple):
-    """A data set.
-
-    Args:
-        name: the set.
-        source: the package that ships it, and its licence.
-        X: (n, features).
-        y: labels, or targets (n,) or (n, targets).
-        classes: False for regression.
-    """
+    """A data set: ``X`` is (n, features), ``y`` labels or targets, (n,) or (n, targets)."""
 
     name: str
-    source: str
+    source: str  # the package that ships it, and its licence
     X: np.ndarray
     y: np.ndarray
-    classes: bool
+    classes: bool  # False for regression
 
 
 def tables() -> Iterator[Table]:
@@ -110,27 +99,30 @@ def vega() -> Iterator[Table]:
     yield Table("cars", "vega_datasets, MIT", np.array(X), y, False)
 
 
-CLASSIFIERS: dict[str, Callable[[int], Any]] = {
-    "HistGradientBoosting": lambda seed: HistGradientBoostingClassifier(random_state=seed),
-    "RandomForest": lambda seed: RandomForestClassifier(random_state=seed),
-    "MLP": lambda seed: make_pipeline(StandardScaler(), MLPClassifier(random_state=seed)),
-    "lpbnn": lambda seed: lpbnn.LPBNNClassifier("lpbnn", random_state=seed),
-    "batchensemble": lambda seed: lpbnn.LPBNNClassifier("batchensemble", random_state=seed),
+def _mlp(estimator: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda **options: make_pipeline(StandardScaler(), estimator(**options))
+
+
+Make = Callable[..., Any]
+CLASSIFIERS: dict[str, Make] = {
+    "HistGradientBoosting": HistGradientBoostingClassifier,
+    "RandomForest": RandomForestClassifier,
+    "MLP": _mlp(MLPClassifier),
+    "lpbnn": partial(lpbnn.LPBNNClassifier, "lpbnn"),
+    "batchensemble": partial(lpbnn.LPBNNClassifier, "batchensemble"),
 }
-REGRESSORS: dict[str, Callable[[int], Any]] = {
-    "HistGradientBoosting": lambda seed: HistGradientBoostingRegressor(random_state=seed),
-    "RandomForest": lambda seed: RandomForestRegressor(random_state=seed),
-    "MLP": lambda seed: make_pipeline(StandardScaler(), MLPRegressor(random_state=seed)),
-    "lpbnn": lambda seed: lpbnn.LPBNNRegressor("lpbnn", random_state=seed),
-    "batchensemble": lambda seed: lpbnn.LPBNNRegressor("batchensemble", random_state=seed),
+REGRESSORS: dict[str, Make] = {
+    "HistGradientBoosting": HistGradientBoostingRegressor,
+    "RandomForest": RandomForestRegressor,
+    "MLP": _mlp(MLPRegressor),
+    "lpbnn": partial(lpbnn.LPBNNRegressor, "lpbnn"),
+    "batchensemble": partial(lpbnn.LPBNNRegressor, "batchensemble"),
 }
 
 
-def classify(
-    make: Callable[[int], Any], X: Any, y: Any, X_test: Any, y_test: Any
-) -> dict[str, float]:
+def classify(make: Make, X: Any, y: Any, X_test: Any, y_test: Any) -> dict[str, float]:
     """Return accuracy, NLL and ECE of an estimator."""
-    probs = torch.as_tensor(make(0).fit(X, y).predict_proba(X_test))
+    probs = torch.as_tensor(make(random_state=0).fit(X, y).predict_proba(X_test))
     labels = torch.as_tensor(y_test)
     own = probs.gather(1, labels.unsqueeze(1)).clamp_min(SMALLEST_PROBABILITY)
     return {
@@ -140,18 +132,16 @@ def classify(
     }
 
 
-def regress(
-    make: Callable[[int], Any], X: Any, y: Any, X_test: Any, y_test: Any
-) -> dict[str, float]:
+def regress(make: Make, X: Any, y: Any, X_test: Any, y_test: Any) -> dict[str, float]:
     """Return RMSE and NLL of standardised targets, and the coverage and width of the 90 % interval."""
     scale = y.std(0)
-    several = y.ndim > 1 and isinstance(make(0), HistGradientBoostingRegressor)
-    if isinstance(make(0), lpbnn.LPBNNRegressor):
-        mean, std = make(0).fit(X, y).predict(X_test, return_std=True)
+    several = y.ndim > 1 and isinstance(make(random_state=0), HistGradientBoostingRegressor)
+    if isinstance(make(random_state=0), lpbnn.LPBNNRegressor):
+        mean, std = make(random_state=0).fit(X, y).predict(X_test, return_std=True)
     else:
 
         def new() -> Any:
-            return MultiOutputRegressor(make(0)) if several else make(0)
+            return MultiOutputRegressor(make(random_state=0)) if several else make(random_state=0)
 
         part, rest, y_part, y_rest = train_test_split(X, y, test_size=0.15, random_state=0)
         std = np.sqrt(np.square(new().fit(part, y_part).predict(rest) - y_rest).mean(0))
@@ -167,39 +157,16 @@ def regress(
     }
 
 
-FIELDS = [
-    "set",
-    "source",
-    "examples",
-    "features",
-    "classes",
-    "model",
-    "fold",
-    "accuracy",
-    "rmse",
-    "nll",
-]
-FIELDS += [
-    "ece",
-    "coverage90",
-    "width90",
-    "seconds",
-    "commit",
-    "dirty",
-    "device",
-    "torch",
-    "sklearn",
-]
+MEASURED = ("accuracy", "rmse", "nll", "ece", "coverage90", "width90", "seconds")
+FIELDS = ("set", "source", "examples", "features", "classes", "model", "fold", *MEASURED, *MADE)
+FIELDS = (*FIELDS, "sklearn")
 
 
 def run(path: Path) -> None:
     """Measure the sets that the file lacks, and append a row for every model and fold."""
-    torch.set_num_threads(1)
     warnings.simplefilter("ignore", ConvergenceWarning)  # of the MLPs' default number of epochs
-    done = {row["set"] for row in read(path)} if path.exists() else set()
-    facts = environment()
-    made = {key: facts[key] for key in ("commit", "dirty", "device")}
-    made |= {"torch": torch.__version__, "sklearn": sklearn.__version__}
+    done = {row["set"] for row in read(path)}
+    here = made() | {"sklearn": sklearn.__version__}
     for name, source, X, y, classes in sorted(tables(), key=lambda table: len(table.X)):
         if name in done:
             continue
@@ -211,25 +178,14 @@ def run(path: Path) -> None:
         rows = []
         for model, make in (CLASSIFIERS if classes else REGRESSORS).items():
             for fold, (train, test) in enumerate(folds):
-                start = time.perf_counter()
-                found = measure(make, X[train], y[train], X[test], y[test])
+                parts = (X[train], y[train], X[test], y[test])
+                seconds, found = timed(partial(measure, make, *parts))
                 row = {"set": name, "source": source, "model": model, "fold": fold}
                 row |= {"examples": len(X), "features": X.shape[1]}
                 row |= {"classes": len(np.unique(y)) if classes else ""}
-                rows.append({**row, **found, "seconds": time.perf_counter() - start, **made})
+                rows.append({**row, **found, "seconds": seconds, **here})
             print(name, model, rows[-1], flush=True)
-        new = not path.exists()
-        with path.open("a", newline="") as file:
-            writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-            if new:
-                writer.writeheader()
-            writer.writerows(rows)
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a file."""
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+        append(path, FIELDS, rows)
 
 
 def show(path: Path) -> str:
@@ -242,42 +198,30 @@ def show(path: Path) -> str:
     ):
         those = [row for row in rows if bool(row["classes"]) == classes]
         sets, models = ([*dict.fromkeys(row[key] for row in those)] for key in ("set", "model"))
-        lines = [f"| set | examples | {' | '.join(f'{m}' for m in models)} |"]
-        lines += ["|---" * (len(models) + 2) + "|"]
+        lines = []
         for name in sets:
             mine = [row for row in those if row["set"] == name]
             means = {
-                model: {
-                    key: float(np.mean([float(row[key]) for row in mine if row["model"] == model]))
-                    for key in columns
-                }
+                (model, key): float(
+                    np.mean([float(row[key]) for row in mine if row["model"] == model])
+                )
                 for model in models
+                for key in columns
             }
-            cells = []
-            for model in models:
-                shown = []
-                for key, sign in columns.items():
-                    value = means[model][key]
-                    best = max(sign * means[other][key] for other in models)
-                    text = f"{value:.3f}"
-                    shown.append(f"**{text}**" if sign and sign * value == best else text)
-                cells.append(" / ".join(shown))
-            lines.append(f"| {name} | {mine[0]['examples']} | {' | '.join(cells)} |")
-        parts.append(f"{' / '.join(columns)}:\n\n" + "\n".join(lines))
+            best = {key: max(sign * means[m, key] for m in models) for key, sign in columns.items()}
+            cells = [
+                " / ".join(
+                    f"**{means[model, key]:.3f}**"
+                    if sign and sign * means[model, key] == best[key]
+                    else f"{means[model, key]:.3f}"
+                    for key, sign in columns.items()
+                )
+                for model in models
+            ]
+            lines.append((name, mine[0]["examples"], *cells))
+        parts.append(f"{' / '.join(columns)}:\n\n" + markdown(("set", "examples", *models), lines))
     return "\n\n".join(parts)
 
 
-def main() -> None:
-    """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tabular", description=__doc__)
-    parser.add_argument("command", choices=("run", "show"))
-    parser.add_argument("file", type=Path)
-    given = parser.parse_args()
-    if given.command == "run":
-        run(given.file)
-    else:
-        print(show(given.file))
-
-
 if __name__ == "__main__":
-    main()
+    command("benchmarks.tabular", __doc__, run, show)

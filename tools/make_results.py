@@ -7,14 +7,16 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, stdev
 from typing import Any
 
 from tools import fair
 from tools.make_tables import RESULTS, ROOT, TABLES, read_csv, value_of
 
+from benchmarks.tables import COSTS, TABLE_3
 from lpbnn.experiments import diversity, stability, table1, table2
 from lpbnn.report.runs import title
+from lpbnn.training.bench import ratio
 
 PAGE = ROOT / "RESULTS.md"
 TEMPLATE = Path(__file__).with_name("results_template.md")
@@ -23,13 +25,6 @@ FAIR_TEMPLATE = Path(__file__).with_name("fair_template.md")
 NETWORKS = ("wrn-28-10", "wrn-16-4")
 # The authors corrected their code in 2023 and replaced their row of CIFAR-10 (LP_BNN, commit e6f010c).
 CORRECTED = {"accuracy": 0.9476, "auroc": 0.9670, "ece": 0.0148, "ca": 0.699, "ce": 0.2421}
-# Table 3: training time and memory, test time and memory, relative to the plain network.
-RUNTIME = {
-    "lpbnn": (1.33, 1.11, 2.71, 2.18),
-    "batchensemble": (1.31, 1.11, 2.67, 2.18),
-    "tradi": (1.18, 1.02, 4.0, 4.0),
-    "ensemble": (4.0, 4.0, 4.0, 4.0),
-}
 RUNTIME_FILES = {
     "eager": ("bench/deeplab-eager-h200.json",),
     "compiled": (
@@ -206,30 +201,18 @@ def _runtime(folder: Path) -> str:
     heads = ["method"]
     for what in ("training time", "training memory", "test time", "test memory"):
         heads += [f"{what}: eager", "compiled", "paper"]
-    measured: dict[tuple[str, str], tuple[float, ...]] = {}
+    measured: dict[tuple[str, str], dict[str, Any]] = {}
     for mode, names in RUNTIME_FILES.items():
         for one in (row for name in names for row in files[name]["rows"]):
-            measured[one["case"]["method"], mode] = _ratios(one)
+            measured[one["case"]["method"], mode] = one
     lines = []
-    for method, paper in RUNTIME.items():
+    for method in ("lpbnn", "batchensemble", "tradi", "ensemble"):
         line = [title(method)]
-        for i in range(4):
-            ours = (measured[method, mode][i] for mode in RUNTIME_FILES)
-            line += [*(f"{value:.2f}" for value in ours), f"{paper[i]:.2f}"]
+        for cost, paper in zip(COSTS, TABLE_3[method], strict=True):
+            ours = (ratio(measured[method, mode], cost) for mode in RUNTIME_FILES)
+            line += [*(f"{value:.2f}" for value in ours), f"{paper:.2f}"]
         lines.append(line)
     return _table(heads, lines, 1)
-
-
-def _ratios(row: Mapping[str, Any]) -> tuple[float, ...]:
-    """Return the cost of a method over the plain network's, timed in the same repeats."""
-
-    def time(what: str) -> float:
-        return median(row[what]["own"]["times"]) / median(row[what]["reference"]["times"])
-
-    def memory(what: str) -> float:
-        return row["size"][what] / row["reference"][what]
-
-    return time("train"), memory("train_bytes"), time("predict"), memory("predict_bytes")
 
 
 def _stability(rows: Sequence[Row]) -> str:

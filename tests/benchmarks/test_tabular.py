@@ -1,6 +1,7 @@
 """The comparison on tables: every model is measured on the same folds, and the tables are of the records."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,11 +29,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         tabular,
         "CLASSIFIERS",
-        {"prior": lambda seed: DummyClassifier(), "again": lambda seed: DummyClassifier()},
+        {"prior": DummyClassifier, "again": DummyClassifier},
     )
-    ours = {"ours": lambda seed: LPBNNRegressor("mcp", epochs=2, random_state=seed)}
-    others = {"mean": lambda seed: DummyRegressor(), "line": lambda seed: LinearRegression()}
-    monkeypatch.setattr(tabular, "REGRESSORS", {**others, **ours})
+    models = {
+        "mean": lambda random_state: DummyRegressor(),
+        "line": lambda random_state: LinearRegression(),
+        "ours": partial(LPBNNRegressor, "mcp", epochs=2),
+    }
+    monkeypatch.setattr(tabular, "REGRESSORS", models)
 
 
 def test_every_model_is_measured_on_every_fold(small: None, tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+"""Rows of measurements in a CSV file that grows, and a command that makes and shows them."""
+
+import argparse
+import csv
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lpbnn.training.environment import environment
+
+MADE = ("commit", "dirty", "device", "torch")
+
+
+def made() -> dict[str, Any]:
+    """Return where the rows are made."""
+    facts = environment() | {"torch": torch.__version__}
+    return {key: facts[key] for key in MADE}
+
+
+def append(path: Path, fields: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Append rows; a new file gets the names of the fields first."""
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, fields, lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerows(rows)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a file; none if it is not there."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def timed(function: Callable[[], Any]) -> tuple[float, Any]:
+    """Return the seconds that a call took, and its result."""
+    start = time.perf_counter()
+    result = function()
+    return time.perf_counter() - start, result
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [" | ".join(row) for row in (head, *rows)]
+    return "\n".join(f"| {line} |" for line in lines).replace(
+        "\n", "\n" + "|---" * len(head) + "|\n", 1
+    )
+
+
+def command(
+    name: str, doc: str | None, run: Callable[[Path], None], show: Callable[[Path], str]
+) -> None:
+    """Run ``python -m NAME run FILE`` or ``python -m NAME show FILE``."""
+    parser = argparse.ArgumentParser(prog=f"python -m {name}", description=doc)
+    parser.add_argument("command", choices=("run", "show"))
+    parser.add_argument("file", type=Path)
+    given = parser.parse_args()
+    if given.command == "run":
+        torch.set_num_threads(1)
+        run(given.file)
+    else:
+        print(show(given.file))
