@@ -173,8 +173,12 @@ def _evaluate(args: list[str]) -> Callable[..., None]:
 
 def calibrate(
     run: Annotated[Positional[Path], arg(metavar="RUN")],
-    kind: Literal["temperature", "vector"] = "temperature",
+    kind: Literal["temperature", "vector", "none"] = "temperature",
     noise: bool = True,
+    sets: Literal["lac", "aps", "raps"] | None = None,
+    intervals: Literal["normalised", "absolute"] = "normalised",
+    level: float = 0.9,
+    by_class: bool = False,
     data_root: str | None = None,
     trust: bool = False,
 ) -> None:
@@ -182,16 +186,46 @@ def calibrate(
 
     Args:
         run: folder of a finished run.
-        kind: one temperature, or a scale and a bias for every class.
+        kind: one temperature, or a scale and a bias for every class; or neither.
         noise: fit the scale of the posterior's noise too, if the method has one.
+        sets: conformal prediction sets by this score, from a half of the validation part that the
+            temperature does not see.
+        intervals: score of the conformal intervals that a regression run gets.
+        level: share of examples that sets and intervals shall cover.
+        by_class: sets cover every class that often.
         data_root: folder of the data, if it has moved since the training.
         trust: import the modules that the run's config names (MODULE:NAME).
     """
-    from lpbnn.metrics import METRICS
     from lpbnn.training.calibrate import calibrate_run
 
-    results = calibrate_run(run, kind, noise, data_root=data_root, trust=trust)
-    found, after = results["calibration"], results["test"]
+    results = calibrate_run(
+        run,
+        kind,
+        noise,
+        data_root=data_root,
+        trust=trust,
+        sets=sets,
+        intervals=intervals,
+        level=level,
+        by_class=by_class,
+    )
+    found = results["calibration"]
+    if found["examples"]:
+        _show_scaling(run, found, results["test"])
+    if conformal := found.get("conformal"):
+        what = "intervals" if results["task"] == "regression" else "prediction sets"
+        each = " of every class" * conformal["by_class"]
+        _say(
+            f"{what} ({conformal['score']}) for {conformal['level']:g} of the examples{each}; from "
+            f"{conformal['examples']} validation examples, stored in {run}"
+        )
+        size = "mean width" if what == "intervals" else "classes in a set"
+        _say(f"test set: coverage {conformal['coverage']:.3f}, {size} {conformal['size']:.4g}")
+
+
+def _show_scaling(run: Path, found: dict[str, Any], after: dict[str, float]) -> None:
+    from lpbnn.metrics import METRICS
+
     table = Table(box=None)
     table.add_column("test set", no_wrap=True, style="cyan")
     table.add_column("before", justify="right")
@@ -201,14 +235,51 @@ def calibrate(
         shown = [f"{info.format(number)}{info.unit}" for number in (value, after[name])]
         table.add_row(info.title, *shown)
     console.print(table)
-    fitted = (
-        [f"temperature {1 / found['scale']:.3f}"] if kind == "temperature" else ["vector scaling"]
-    )
+    fitted = []
     if found["noise_scale"] is not None:
-        fitted.insert(0, f"noise scale {found['noise_scale']:.3f}")
-    _say(f"{', '.join(fitted)}; fitted to {found['examples']} validation examples, stored in {run}")
+        fitted.append(f"noise scale {found['noise_scale']:.3f}")
+    if found["kind"] == "temperature":
+        fitted.append(f"temperature {1 / found['scale']:.3f}")
+    elif found["kind"] == "vector":
+        fitted.append("vector scaling")
+    text = ", ".join(fitted) or "nothing"
+    _say(f"{text}; fitted to {found['examples']} validation examples, stored in {run}")
     if found["note"]:
         _say(f"noise as trained: {found['note']}", style="yellow")
+
+
+def export(
+    run: Annotated[Positional[Path], arg(metavar="RUN")],
+    out: Out = Path("model.onnx"),
+    samples: int | None = None,
+    force: bool = False,
+    trust: bool = False,
+) -> None:
+    """Write a trained run as an ONNX file that takes raw inputs and answers like lpbnn predict.
+
+    Args:
+        run: folder of a finished run.
+        out: the file.
+        samples: draws of each member, stored in the file; as the run was evaluated if left out.
+        force: replace an existing file.
+        trust: import the modules that the run's config names (MODULE:NAME).
+
+    Its outputs are label, probs, total, epistemic and ood_score, and prediction_set after lpbnn calibrate
+    --sets; of a regression run mean, std, total, epistemic and ood_score, and lower and upper.
+    """
+    from lpbnn.training.export import export_run
+
+    found = export_run(run, out, samples=samples, force=force, trust=trust)
+    table = Table(box=None, show_header=False)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column()
+    for what, part in (("input", found.inputs), ("output", found.outputs)):
+        for name, kind in part.items():
+            table.add_row(f"{what} {name}", kind)
+    console.print(table)
+    batches = ", ".join(map(str, found.batches))
+    _say(f"largest difference to predict, for batches of {batches}: {found.difference:.2g}")
+    _say(f"written to {found.path} ({found.size / 1e6:.2f} MB)")
 
 
 def join(runs: Runs, out: Out, trust: bool = False) -> None:
@@ -389,6 +460,7 @@ def _commands(args: list[str]) -> dict[str, Callable[..., Any]]:
         "train": _train(args[1:]) if args[:1] == ["train"] else _documented(train.__doc__ or ""),
         "eval": _evaluate(args[1:]) if args[:1] == ["eval"] else evaluate,
         "calibrate": calibrate,
+        "export": export,
         "join": join,
         "compare": compare,
         "report": report,

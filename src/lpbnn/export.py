@@ -11,6 +11,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,7 +51,8 @@ class Exported(NamedTuple):
         path: the file.
         inputs: name and type of each input, such as "float (batch, 4)".
         outputs: the same of each output.
-        difference: the largest difference of an output between onnxruntime and ``predict``.
+        difference: the largest difference of an output between onnxruntime and ``predict``, as a share of
+            the largest number of that output, or of 1 if that is larger.
         batches: the batch sizes that were compared.
         size: bytes of the file.
     """
@@ -213,15 +215,16 @@ def export_onnx(
     inputs = GraphInputs(to_device(example, own))
     options: dict[str, Any] = {"samples": samples, "seed": seed}
 
-    def expected(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+    def expected(tensors: Sequence[Tensor]) -> Prediction | dict[str, Prediction]:
         args, kwargs = prepared(inputs.rebuild(tensors), prepare)
-        return answers(predict(own, kwargs if kwargs else args, keep_members=False, **options))
+        return predict(own, kwargs if kwargs else args, keep_members=False, **options)
 
-    names = list(expected(inputs.rows(inputs.traced)))  # an input that does not fit is refused here
+    # An input that does not fit is refused here.
+    names = list(answers(expected(inputs.rows(inputs.traced))))
     graph = to_onnx(own, inputs, prepare, answers, names, **options)
     content = with_properties(graph, {**describe(own, answers, **options), **(metadata or {})})
     session = cpu_session(content)
-    difference = compare(session, inputs, names, expected)
+    difference = compare(session, inputs, names, expected, answers)
     require_free(path, force)  # it may have been written meanwhile
     write_atomic(path, content)
     ours, theirs = (
@@ -394,11 +397,13 @@ def compare(
     session: Any,
     inputs: GraphInputs,
     names: Sequence[str],
-    expected: Callable[[Sequence[Tensor]], dict[str, Tensor]],
+    expected: Callable[[Sequence[Tensor]], Prediction | dict[str, Prediction]],
+    answers: Answers,
 ) -> float:
-    """Run a graph beside the model, for several batch sizes, and return the largest difference.
+    """Run a graph beside the model, for several batch sizes; return ``Exported.difference``.
 
-    Decisions may differ where two numbers are nearly equal: fewer than 1 in 100 of them.
+    Decisions are compared with those that follow from the graph's own probabilities; 1 in 100 may differ
+    where two numbers are nearly equal.
     """
     given = {one.name for one in session.get_inputs()}
     largest, decisions, differing = 0.0, 0, 0
@@ -409,9 +414,12 @@ def compare(
             for name, tensor in zip(inputs.names, tensors, strict=True)
             if name in given  # one that the model does not use is not in the graph
         }
-        found = dict(zip(names, session.run(None, feed), strict=True))
-        for name, right in expected(tensors).items():
-            ours, theirs = right.cpu(), torch.from_numpy(found[name])
+        values = map(torch.from_numpy, session.run(None, feed))
+        found = dict(zip(names, values, strict=True))
+        p = expected(tensors)
+        decided = answers(_with_probs(p, found))
+        for name, right in answers(p).items():
+            ours, theirs = right.cpu(), found[name]
             if ours.shape != theirs.shape:
                 raise _disagreement(
                     f"{name} has shape {tuple(theirs.shape)} for {batch} examples, "
@@ -419,19 +427,27 @@ def compare(
                 )
             if name.rpartition(".")[2] in DECISIONS:
                 decisions += ours.numel()
-                differing += int((ours != theirs).sum())
+                differing += int((decided[name].cpu() != theirs).sum())
                 continue
-            difference = (ours.double() - theirs.double()).abs().max().item()
-            allowed = TOLERANCE * max(1.0, ours.abs().max().item())
-            if not difference <= allowed:  # NaN too
+            size = max(1.0, ours.abs().max().item())
+            difference = (ours.double() - theirs.double()).abs().max().item() / size
+            if not difference <= TOLERANCE:  # NaN too
                 raise _disagreement(
-                    f"{name} differs by {difference:.3g} for {batch} examples of up to "
-                    f"{ours.abs().max().item():.3g}"
+                    f"{name} differs by {difference:.2g} of its largest number, {size:.3g} (batch of {batch})"
                 )
             largest = max(largest, difference)
     if differing > math.ceil(decisions / 100):
         raise _disagreement(f"{differing} of {decisions} decisions differ")
     return largest
+
+
+def _with_probs(
+    p: Prediction | Mapping[str, Prediction], found: Mapping[str, Tensor], head: str = ""
+) -> Prediction | dict[str, Prediction]:
+    """Return a prediction with the probabilities of a graph's outputs."""
+    if isinstance(p, Mapping):
+        return {name: _with_probs(own, found, f"{name}.") for name, own in p.items()}  # type: ignore[misc]
+    return replace(p.cpu(), average=found[f"{head}probs"]) if p.quantity == "probs" else p
 
 
 def _disagreement(what: str) -> ValueError:

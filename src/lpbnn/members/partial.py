@@ -323,7 +323,12 @@ def _members_at_a_time(examples: Sequence[Tensor], state: MemberPass, compiling:
 
 
 def fills_device(examples: Sequence[Tensor], full: Mapping[str, int]) -> bool:
-    """Return True if the inputs of a call keep the device busy without a second member beside them."""
+    """Return True if the inputs of a call keep the device busy without a second member beside them.
+
+    An exported graph is for batches of any size: it may not depend on this one's.
+    """
+    if torch.compiler.is_exporting():
+        return False
     kind, dimensions, numbers = "cpu", 0, 0
     for tensor in examples:
         kind = kind if tensor.device.type == "cpu" else "cuda"

@@ -247,8 +247,9 @@ def _calibration(results: Mapping[str, Any]) -> Settings:
     found = results.get("calibration")
     if not found:
         return {}
-    noise = found["noise_scale"] is not None
-    return {"calibration": f"noise and {found['kind']}" if noise else found["kind"]}
+    fitted = ["noise"] if found["noise_scale"] is not None else []
+    fitted += [found["kind"]] if found["kind"] != "none" else []
+    return {"calibration": " and ".join(fitted) or "none"}
 
 
 def _with_defaults(settings: Settings, method: str) -> Settings:

@@ -10,6 +10,7 @@
   environment of the evaluation, where that was not part of a start. ``calibration``: what ``lpbnn
   calibrate`` found, which is part of the weights
 - predictions.npz: the arrays behind the report's figures
+- conformal.npz: the scores of held-out examples, if ``lpbnn calibrate`` was asked for sets or intervals
 - manifest.json: the SHA-256 digest of each file, compared whenever the file is read
 - tensorboard/: where asked for
 
@@ -31,13 +32,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lpbnn import methods, registry
+from lpbnn.calibration.conformal import Conformal, IntervalScore, SetScore
 from lpbnn.training import checkpoint
 from lpbnn.training.build import DataInfo, resolved
 from lpbnn.training.config import MAY_DIFFER, EvalConfig, RunConfig, from_data, to_data
@@ -60,8 +62,11 @@ except ImportError:  # Windows: runs are not locked
 DATA, ENVIRONMENT = "data.json", "environment.json"
 LOG, CHECKPOINT, WEIGHTS = "log.csv", "checkpoint.pt", "weights.safetensors"
 RESULTS, PREDICTIONS, TENSORBOARD = "results.json", "predictions.npz", "tensorboard"
-MANIFEST = "manifest.json"
-FILES = (MANIFEST, CONFIG, DATA, ENVIRONMENT, LOG, CHECKPOINT, WEIGHTS, RESULTS, PREDICTIONS)
+MANIFEST, CONFORMAL = "manifest.json", "conformal.npz"
+FILES = (
+    *(MANIFEST, CONFIG, DATA, ENVIRONMENT, LOG, CHECKPOINT),
+    *(WEIGHTS, CONFORMAL, RESULTS, PREDICTIONS),
+)
 
 LEARNED_FROM = ("shape", "classes", "num_train")  # more data of other kinds may come later
 
@@ -324,10 +329,10 @@ class RunDir:
 
     def write_results(self, results: Mapping[str, Any]) -> None:
         """Write the numbers, and of which config they are; from now on the run is finished."""
-        own = {"config_digest": self._config_digest()} if (self / CONFIG).exists() else {}
+        own = {"config_digest": self.config_digest()} if (self / CONFIG).exists() else {}
         self.write(RESULTS, to_json({**results, **own}))
 
-    def _config_digest(self) -> str:
+    def config_digest(self) -> str:
         """Return the digest of what decides the training in the stored config."""
         config = self.read_json(CONFIG)
         decisive = {k: v for k, v in config.items() if k not in MAY_DIFFER["resume"]}
@@ -345,7 +350,7 @@ class RunDir:
             )
         results = self.read_json(RESULTS)
         if (self / CONFIG).exists():
-            config = {**self.read_json(CONFIG), "config_digest": self._config_digest()}
+            config = {**self.read_json(CONFIG), "config_digest": self.config_digest()}
             for key in ("method", "seed", "config_digest"):
                 if key in results and config.get(key) != results[key]:
                     raise RunError(
@@ -356,17 +361,60 @@ class RunDir:
 
     def write_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Write the arrays of the report, compressed."""
-        buffer = io.BytesIO()
         objects = [name for name, array in arrays.items() if array.dtype == object]
         if objects:  # numpy would pickle them, and nothing here is ever unpickled
             raise TypeError(f"{', '.join(objects)}: expected numbers or strings, got objects.")
+        self._write_npz(PREDICTIONS, arrays)
+
+    def _write_npz(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
+        buffer = io.BytesIO()
         np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-        self.write(PREDICTIONS, buffer.getbuffer())
+        self.write(name, buffer.getbuffer())
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the arrays of the report; none are unpickled."""
         content = self.read(PREDICTIONS)
         return read_arrays(content, str(self / PREDICTIONS), "evaluate the run again")
+
+    def write_conformal(self, conformal: tuple[Conformal, float] | None) -> None:
+        """Write conformal scores and their level; None removes those that are there."""
+        if conformal is None:
+            (self / CONFORMAL).unlink(missing_ok=True)
+            return
+        own, level = conformal
+        options = {"method": own.method, "penalty": own.penalty, "free_classes": own.free_classes}
+        options |= {"level": level, "groups": len(own.scores)}
+        arrays = {name: np.array(value) for name, value in options.items()}
+        arrays |= {f"scores/{i}": scores.cpu().numpy() for i, scores in enumerate(own.scores)}
+        self._write_npz(CONFORMAL, arrays)
+
+    def conformal(self) -> tuple[Conformal, float] | None:
+        """Return the run's conformal scores and their level; None if it has none."""
+        if not os.path.lexists(self / CONFORMAL):
+            return None
+        fix = "calibrate the run again"
+        stored = read_arrays(self.read(CONFORMAL), str(self / CONFORMAL), fix)
+        try:
+            scores = [torch.from_numpy(stored[f"scores/{i}"]) for i in range(int(stored["groups"]))]
+            found = Conformal(
+                str(stored["method"]),
+                tuple(scores),
+                float(stored["penalty"]),
+                int(stored["free_classes"]),
+            )
+            level = float(stored["level"])
+            if found.method not in get_args(SetScore) + get_args(IntervalScore):
+                raise ValueError(f"unknown score {found.method!r}")
+            if not scores or not all(
+                s.dtype == torch.float64 and s.dim() in (1, 2) for s in scores
+            ):
+                raise ValueError("its scores are no numbers")
+            if not all(bool((s[:-1] <= s[1:]).all()) for s in scores):
+                raise ValueError("its scores are not sorted")
+            found.thresholds(level)
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            raise RunError(f"{self / CONFORMAL} is damaged: {error!r}. Fix: {fix}.") from error
+        return found, level
 
 
 def _sessions(stored: Mapping[str, Any]) -> list[dict[str, Any]]:
