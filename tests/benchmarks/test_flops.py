@@ -91,6 +91,7 @@ def test_added_parameters(name: str) -> None:
     assert parameters(setup, "lpbnn", members) - parameters(setup, "mcp") == added
 
 
+@pytest.mark.slow
 def test_the_table_of_deeplab(capsys: pytest.CaptureFixture[str]) -> None:
     main(["flops", "--backbones", "deeplab", "--members", "4"])
     assert "2.594" in capsys.readouterr().out  # 1 + 3 times the decoder's share

@@ -123,6 +123,7 @@ def test_what_can_be_multiplied_again_is_not_kept(
     torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_plain_network_keeps_what_it_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, _ = parted("mcp", made(Branches))
     as_torch_would(monkeypatch)
