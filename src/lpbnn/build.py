@@ -70,12 +70,16 @@ def build(
     config = configure(module, options)
     if isinstance(net, SUPPORTED):  # a lone layer has no parent in which it could be replaced
         net = nn.Sequential(net)
-    converted = any(isinstance(module, Wrapper) for module in net.modules())
+    for path, inner in net.named_modules():
+        if isinstance(inner, Wrapper):
+            raise ValueError(
+                f"{path!r} is converted already ({type(inner).__name__}). Call lpbnn.undo first; several "
+                "parts are converted in one call: include=[...]."
+            )
     try:
         model = module.build(net, config, likelihood=resolved, readout=readout)
     except BaseException:
-        if not converted:
-            undo(net)  # leave the network as it was given
+        undo(net)  # leave the network as it was given
         raise
     model.check_first_batch = check
     return model

@@ -139,7 +139,9 @@ def test_members_go_apart_in_training() -> None:
 def test_what_cannot_be_built_is_named() -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     build(net)
-    with pytest.raises(ValueError, match=r"built as abnn already. Call lpbnn.undo first"):
+    with pytest.raises(
+        ValueError, match=r"converted already \(NoisyScale\). Call lpbnn.undo first"
+    ):
         build(net)
     for options in ({"std": -1.0}, {"class_weight": 0.0}, {"batch_mode": "slice"}):
         with pytest.raises(ValueError, match=next(iter(options))):

@@ -313,7 +313,7 @@ def test_errors_say_what_to_do() -> None:
         build(ResNet(), include="haed")
     net = Mlp()
     build(net)
-    with pytest.raises(ValueError, match=r"mcdropout already. Call lpbnn\.undo first"):
+    with pytest.raises(ValueError, match=r"converted already .*Call lpbnn\.undo first"):
         build(net)
     with pytest.raises(TypeError, match="exclude='2'"):
         F.linear(torch.randn(1, 7), net[2].weight)

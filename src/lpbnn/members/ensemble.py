@@ -17,6 +17,7 @@ from lpbnn.members.partial import (
     ExpansionPoints,
     fills_device,
     find_expansion_points,
+    given_points,
     raise_with_advice,
 )
 from lpbnn.members.passes import MemberPass, PassSlot, Sampled
@@ -77,7 +78,7 @@ class MemberEnsemble(UncertainModel):
         if expand_at is None:
             self.expansion_choices, points = self.find_expansion_points()
         else:
-            points = [expand_at] if isinstance(expand_at, str) else list(expand_at)
+            points = given_points(net, expand_at)
             self.expansion_choices = [points]
         self.points = ExpansionPoints(net, points, self.slot)
 

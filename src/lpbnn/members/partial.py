@@ -232,10 +232,8 @@ def _named_points(path: str, module: nn.Module, is_converted: IsConverted) -> li
     return named if len(named) > 1 else []  # a single one may hold a smaller point
 
 
-def check_expand_at(net: nn.Module, expand_at: str | Sequence[str] | None) -> None:
-    """Refuse an ``expand_at`` that is no path in the network, or a list of other things."""
-    if expand_at is None:
-        return
+def given_points(net: nn.Module, expand_at: str | Sequence[str]) -> list[str]:
+    """Return the expansion points that a user gave; refuse what is no path in the network."""
     paths = [path for path, _ in net.named_modules()]
     points = [expand_at] if isinstance(expand_at, str) else list(expand_at)
     if not points:
@@ -246,6 +244,7 @@ def check_expand_at(net: nn.Module, expand_at: str | Sequence[str] | None) -> No
         if point not in paths:
             hint = did_you_mean(point, paths)
             raise ValueError(f"expand_at={point!r} is no module of the network.{hint}")
+    return points
 
 
 def has_unconverted(module: nn.Module, is_converted: IsConverted) -> bool:

@@ -47,6 +47,9 @@ class Options:
         ValueError: members=0: expected an integer of at least 1.
     """
 
+    # N, the number of training examples; methods whose loss has a KL divergence require it
+    num_data: DataCount | None = None
+
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(type(self), include_extras=True).items():
             object.__setattr__(self, name, checked(name, getattr(self, name), hint))
@@ -92,14 +95,14 @@ def checked(name: str, value: Any, hint: Any) -> Any:
     return value
 
 
-def require_num_data(num_data: int | None, method: str) -> int:
+def require_num_data(config: Options, method: str) -> int:
     """Return num_data; the KL is divided by it, so it must be given, never guessed."""
-    if num_data is None:
+    if config.num_data is None:
         raise ValueError(
             f"{method} needs num_data, the number of training examples that its KL term is divided "
             "by. Fix: build(..., num_data=len(train))."
         )
-    return num_data
+    return config.num_data
 
 
 def annealed(epoch: int, epochs: int, share: float) -> float:

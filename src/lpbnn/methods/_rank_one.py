@@ -9,7 +9,6 @@ from torch import nn
 
 from lpbnn.convert.checks import Filter, widths
 from lpbnn.convert.convert import convert
-from lpbnn.members.partial import check_expand_at
 from lpbnn.members.rows import BatchMode
 from lpbnn.methods._options import Count, NonNegative, Options
 from lpbnn.rank_one.ensemble import BatchNormMode
@@ -52,7 +51,6 @@ def convert_layers(
         factors = make_factors(*widths(layer), init=init).to(weight.device, weight.dtype)
         return RankOneLayer(layer, factors, path)
 
-    check_expand_at(net, config.expand_at)  # before anything is converted
     conversion = convert(net, make_layer, config.include, config.exclude)
     if conversion.unconverted:
         warnings.warn(conversion.unconverted, stacklevel=4)  # at lpbnn.build's caller

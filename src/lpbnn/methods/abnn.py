@@ -40,7 +40,7 @@ from lpbnn.likelihoods import Categorical, weighted_mean
 from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.members.passes import MemberPass, PassSlot
 from lpbnn.members.rows import BatchMode, gather
-from lpbnn.methods._options import Count, DataCount, NonNegative, Options, Positive
+from lpbnn.methods._options import Count, NonNegative, Options, Positive
 from lpbnn.model import (
     Terms,
     UncertainModel,
@@ -62,8 +62,6 @@ class Config(Options):
     std: NonNegative = 0.1  # sigma, of the noise
     class_weight: Positive = 2.0  # eta of the classes that a member emphasises; 1: none
     batch_mode: BatchMode = "split"  # in training: "split" the batch among members, or "repeat" it
-    # unused: there is no KL; accepted so that methods can be swapped
-    num_data: DataCount | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -296,15 +294,7 @@ class ABNN(MemberEnsemble):
 
 
 def build(net: nn.Module, config: Config, **model_options: Any) -> UncertainModel:
-    """Put noise on the norms of ``net``, in place; on its layers, if it has no norms.
-
-    Args:
-        net: a trained network.
-        config: the options.
-        model_options: ``likelihood`` (any) and ``readout``.
-    """
-    if any(isinstance(module, NoisyScale) for module in net.modules()):
-        raise ValueError("the network has been built as abnn already. Call lpbnn.undo first.")
+    """Put noise on the norms of ``net``, in place; on its layers, if it has no norms."""
     found = {
         path: module
         for path, module in net.named_modules()

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import nn
 
-from lpbnn.methods._options import DataCount, NonNegative
+from lpbnn.methods._options import NonNegative
 from lpbnn.methods._rank_one import RankOneConfig, convert_layers
 from lpbnn.rank_one.ensemble import RankOneEnsemble
 from lpbnn.rank_one.factors import PointFactors
@@ -29,9 +29,6 @@ class Config(RankOneConfig):
     """Options of batchensemble."""
 
     fast_lr: NonNegative = 0.5
-    num_data: DataCount | None = (
-        None  # unused: there is no KL; accepted so that methods can be swapped
-    )
 
 
 class BatchEnsemble(RankOneEnsemble):
@@ -48,13 +45,7 @@ class BatchEnsemble(RankOneEnsemble):
 
 
 def build(net: nn.Module, config: Config, **model_options: Any) -> BatchEnsemble:
-    """Give every chosen layer of ``net`` the factors of J members, in place.
-
-    Args:
-        net: any network with linear layers or convolutions.
-        config: the options.
-        model_options: ``likelihood`` (any) and ``readout``.
-    """
+    """Give every chosen layer of ``net`` the factors of J members, in place."""
     factors = partial(PointFactors, config.members, init_std=config.init_std)
     options = convert_layers(net, config, factors)
     return BatchEnsemble(net, **options, **model_options)

@@ -58,7 +58,6 @@ from lpbnn.likelihoods import (
 )
 from lpbnn.methods._options import (
     Count,
-    DataCount,
     NonNegative,
     OneNetwork,
     Options,
@@ -82,7 +81,6 @@ LARGEST = 1e15  # a feature beyond it would overflow in a distance, and NaN is n
 class Config(Options):
     """Options of duq."""
 
-    num_data: DataCount | None = None  # not needed; accepted so that methods can be swapped
     members: OneNetwork = 1  # duq is one network
     sigma: Positive = 0.1  # length scale of the kernel
     gamma: Momentum = 0.999  # momentum of the centroids' running averages
@@ -263,13 +261,7 @@ def input_penalty(output: Tensor, inputs: list[Tensor], weight: Tensor | None = 
 
 
 def build(net: nn.Module, config: Config, **model_options: Any) -> DUQ:
-    """Remove the head of ``net``, in place, and add centroids for its classes.
-
-    Args:
-        net: a network that ends with an ``nn.Linear``, one output per class.
-        config: the options.
-        model_options: ``likelihood`` (``Categorical``) and ``readout``.
-    """
+    """Remove the head of ``net``, in place, and add centroids for its classes."""
     require_categorical(
         model_options.get("likelihood"),
         "duq",

@@ -48,7 +48,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lpbnn.likelihoods import Categorical, at_least_float32, member_axis, require_categorical
-from lpbnn.methods._options import DataCount, NonNegative, OneNetwork, Options
+from lpbnn.methods._options import NonNegative, OneNetwork, Options
 from lpbnn.model import Terms, UncertainModel, as_call, total
 from lpbnn.rank_one.factors import device_of
 
@@ -67,7 +67,6 @@ EVIDENCE: dict[str, Callable[[Tensor], Tensor]] = {
 class Config(Options):
     """Options of edl."""
 
-    num_data: DataCount | None = None  # not needed; accepted so that methods can be swapped
     members: OneNetwork = 1  # edl is one network
     evidence: Evidence = "exp"  # e, from outputs to evidence
     risk: Risk = "squared"  # R, the data term of the loss
@@ -202,13 +201,7 @@ def kl_to_uniform(alpha: Tensor) -> Tensor:
 
 
 def build(net: nn.Module, config: Config, **model_options: Any) -> EDL:
-    """Wrap a network whose outputs become evidence.
-
-    Args:
-        net: returns one output per class.
-        config: the options.
-        model_options: ``likelihood`` (``Categorical`` or ``Segmentation``) and ``readout``.
-    """
+    """Wrap a network whose outputs become evidence."""
     require_categorical(
         model_options.get("likelihood"),
         "edl",

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from lpbnn.likelihoods import as_likelihood, take_scalings
 from lpbnn.members.rows import copy_tensors
-from lpbnn.methods._options import Count, DataCount, Options
+from lpbnn.methods._options import Count, Options
 from lpbnn.methods.mcp import MCP
 from lpbnn.model import (
     Outputs,
@@ -50,12 +50,10 @@ class Config(Options):
         members: J, the number of networks.
         reinit: what is initialised anew in every member but the first: "all", "none" (for weights that are
             loaded afterwards), or path globs ("head", ["decoder.*", "head"]) for a pretrained network.
-        num_data: not needed, there is no KL; accepted so that methods can be swapped.
     """
 
     members: Count = 4
     reinit: str | Sequence[str] = "all"
-    num_data: DataCount | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -55,7 +55,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lpbnn.methods._options import Count, DataCount, NonNegative, require_num_data
+from lpbnn.methods._options import Count, NonNegative, require_num_data
 from lpbnn.methods._rank_one import RankOneConfig, convert_layers
 from lpbnn.model import Terms
 from lpbnn.rank_one.ensemble import RankOneEnsemble
@@ -78,7 +78,6 @@ class Config(RankOneConfig):
     """Options of lpbnn."""
 
     init_std: NonNegative | None = None  # type: ignore[assignment]  # None: 0.1, or 0.5 for the paper
-    num_data: DataCount | None = None  # N, required
     # or "paper": what is learned, reconstructed, and how it is weighted
     variant: Variant = "default"
     weighting: Weighting | None = None  # of KL and squared error; None: the variant's
@@ -114,7 +113,7 @@ class LPBNN(RankOneEnsemble):
     def __init__(self, net: nn.Module, config: Config, **options: Any) -> None:
         super().__init__(net, **options)
         self.config = config
-        self.num_data = require_num_data(config.num_data, "lpbnn")
+        self.num_data = require_num_data(config, "lpbnn")
         self.register_buffer("penalty_weights", self._weigh(), persistent=False)
 
     def refresh(self) -> None:
@@ -140,14 +139,7 @@ class LPBNN(RankOneEnsemble):
 
 
 def build(net: nn.Module, config: Config, **model_options: Any) -> LPBNN:
-    """Give every chosen layer of ``net`` the latent factors of J members, in place.
-
-    Args:
-        net: any network with linear layers or convolutions.
-        config: the options.
-        model_options: ``likelihood`` (any) and ``readout``.
-    """
-    require_num_data(config.num_data, "lpbnn")  # before anything is converted
+    """Give every chosen layer of ``net`` the latent factors of J members, in place."""
     paper = config.variant == "paper"
     factors = partial(
         LatentFactors,

@@ -48,10 +48,9 @@ from lpbnn.convert.convert import (
 )
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.members.ensemble import MemberEnsemble
-from lpbnn.members.partial import check_expand_at
 from lpbnn.members.passes import MemberPass, PassSlot
 from lpbnn.members.rows import gather
-from lpbnn.methods._options import Count, DataCount, Options, Range
+from lpbnn.methods._options import Count, Options, Range
 from lpbnn.model import Pass, Terms, as_call, noise_scale_value, total
 
 Rate = Annotated[float, Range("a number between 0 and 1, without them", 0, 1, open=True)]
@@ -77,9 +76,6 @@ class Config(Options):
     include: Filter = None  # path globs or types of the layers to put dropout in front of
     exclude: Filter = None  # path globs or types of layers to leave as they are
     expand_at: str | None = None  # where the batch is expanded to passes; None: found
-    num_data: DataCount | None = (
-        None  # unused: there is no KL; accepted so that methods can be swapped
-    )
 
 
 class DropoutMasks:
@@ -282,18 +278,9 @@ class MCDropout(MemberEnsemble):
 
 
 def build(net: nn.Module, config: Config, **model_options: Any) -> MCDropout:
-    """Keep the dropout of ``net`` active, or put some into it, in place.
-
-    Args:
-        net: a network with dropout layers, or with linear layers or convolutions.
-        config: the options.
-        model_options: ``likelihood`` (any) and ``readout``.
-    """
-    if any(isinstance(module, ActiveDropout) for module in net.modules()):
-        raise ValueError("the network has been built as mcdropout already. Call lpbnn.undo first.")
+    """Keep the dropout of ``net`` active, or put some into it, in place."""
     if not isinstance(config.expand_at, str | None):
         raise ValueError(f"expand_at={config.expand_at!r}: mcdropout takes the path of one module.")
-    check_expand_at(net, config.expand_at)  # before anything is changed
     own = {
         path: layer for path, layer in net.named_modules() if isinstance(layer, tuple(FUNCTIONS))
     }

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from lpbnn.methods._options import DataCount, OneNetwork, Options
+from lpbnn.methods._options import OneNetwork, Options
 from lpbnn.model import Outputs, UncertainModel, stack_members
 
 
@@ -21,7 +21,6 @@ from lpbnn.model import Outputs, UncertainModel, stack_members
 class Config(Options):
     """Options of mcp: none of its own."""
 
-    num_data: DataCount | None = None  # not needed; accepted so that methods can be swapped
     members: OneNetwork = 1  # mcp is one network
 
 

@@ -45,7 +45,6 @@ from lpbnn.members.passes import PassSlot
 from lpbnn.members.rows import copy_tensors
 from lpbnn.methods._options import (
     Count,
-    DataCount,
     Options,
     Positive,
     Share,
@@ -71,7 +70,6 @@ class Config(Options):
     """Options of meanfield."""
 
     members: Count = 4  # draws of the weights in one call of the model; a training step draws once
-    num_data: DataCount | None = None  # N, the number of training examples; required
     std: Positive = 1e-3  # initial standard deviation of the posterior
     prior_std: Positive | None = 1.0  # standard deviation of the prior; None: sqrt(2 / fan-in)
     anneal: Share = 2 / 3  # share of the epochs over which the KL grows to its full weight
@@ -228,7 +226,7 @@ class MeanFieldBNN(UncertainModel):
         self, net: nn.Module, config: Config, conversion: Conversion, **model_options: Any
     ) -> None:
         super().__init__(net, **model_options)
-        self.num_data = require_num_data(config.num_data, "meanfield")
+        self.num_data = require_num_data(config, "meanfield")
         self.members = config.members
         self.flipout = config.flipout
         self.anneal = config.anneal
@@ -297,14 +295,7 @@ class MeanFieldBNN(UncertainModel):
 
 
 def build(net: nn.Module, config: Config, **model_options: Any) -> MeanFieldBNN:
-    """Put a Gaussian on every weight of the chosen layers of ``net``, in place.
-
-    Args:
-        net: any network with linear layers or convolutions.
-        config: the options.
-        model_options: ``likelihood`` (any) and ``readout``.
-    """
-    require_num_data(config.num_data, "meanfield")
+    """Put a Gaussian on every weight of the chosen layers of ``net``, in place."""
     paths: dict[int, str] = {}  # of the layer that owns each parameter
 
     def gaussian(layer: nn.Module, path: str) -> GaussianLayer:

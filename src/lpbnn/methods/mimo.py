@@ -40,7 +40,7 @@ from lpbnn.convert.wrapper import Wrapper
 from lpbnn.likelihoods import MultiHead, require_row_weights, require_targets
 from lpbnn.members.partial import raise_with_advice
 from lpbnn.members.rows import expand_tree, find_masks, gather, is_batched
-from lpbnn.methods._options import Count, DataCount, Options, Share
+from lpbnn.methods._options import Count, Options, Share
 from lpbnn.model import Outputs, Terms, UncertainModel, as_call, batch_size, total
 from lpbnn.rank_one.layer import SUPPORTED, TRANSPOSED
 from lpbnn.registry import did_you_mean
@@ -55,7 +55,6 @@ class Config(Options):
     input_repetition: Share = 0.0  # share of training rows with the same input for all heads
     first: str | None = None  # path of the layer that takes the inputs; None: the first registered
     last: str | Sequence[str] | None = None  # path(s) of the output layer(s); None: the last ones
-    num_data: DataCount | None = None  # not needed; accepted so that methods can be swapped
 
 
 class _Wide(Wrapper):
@@ -169,7 +168,7 @@ class MIMO(UncertainModel):
         net: a network whose first and last layers have been widened.
         config: the options.
         ends: the paths of the first layer and of the last layers.
-        model_options: ``likelihood`` (any) and ``readout``.
+        model_options: ``likelihood`` (any; ``MultiHead`` needs a last layer per head) and ``readout``.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -266,13 +265,7 @@ class MIMO(UncertainModel):
 
 
 def build(net: nn.Module, config: Config, **model_options: Any) -> MIMO:
-    """Widen the first and the last layer of ``net``, in place.
-
-    Args:
-        net: a network with at least two linear layers or convolutions.
-        config: the options.
-        model_options: ``likelihood`` (any; ``MultiHead`` needs a last layer per head) and ``readout``.
-    """
+    """Widen the first and the last layer of ``net``, in place."""
     likelihood = model_options.get("likelihood")
     heads = len(likelihood.names) if isinstance(likelihood, MultiHead) else 1
     first, last = find_ends(net, config.first, config.last, heads)

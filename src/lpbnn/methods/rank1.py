@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lpbnn.methods._options import DataCount, Positive, Share, annealed, require_num_data
+from lpbnn.methods._options import Positive, Share, annealed, require_num_data
 from lpbnn.methods._rank_one import RankOneConfig, convert_layers
 from lpbnn.model import Terms
 from lpbnn.rank_one.ensemble import RankOneEnsemble
@@ -32,7 +32,6 @@ from lpbnn.rank_one.factors import GaussianFactors, GaussianPosterior
 class Config(RankOneConfig):
     """Options of rank1."""
 
-    num_data: DataCount | None = None  # N, required
     std: Positive = 0.1  # initial standard deviation of r and s
     prior_std: Positive = 0.1  # standard deviation of the prior of r and s, around 1
     anneal: Share = 2 / 3  # share of the epochs over which the KL grows to its full weight
@@ -56,7 +55,7 @@ class Rank1BNN(RankOneEnsemble):
 
     def __init__(self, net: nn.Module, config: Config, **options: Any) -> None:
         super().__init__(net, **options)
-        self.num_data = require_num_data(config.num_data, "rank1")
+        self.num_data = require_num_data(config, "rank1")
         self.anneal = config.anneal
         self.register_buffer("kl_weight", torch.ones_like(self.noise_scale), persistent=False)
 
@@ -70,14 +69,7 @@ class Rank1BNN(RankOneEnsemble):
 
 
 def build(net: nn.Module, config: Config, **model_options: Any) -> Rank1BNN:
-    """Give every chosen layer of ``net`` the Gaussian factors of J members, in place.
-
-    Args:
-        net: any network with linear layers or convolutions.
-        config: the options.
-        model_options: ``likelihood`` (any) and ``readout``.
-    """
-    require_num_data(config.num_data, "rank1")  # before anything is converted
+    """Give every chosen layer of ``net`` the Gaussian factors of J members, in place."""
     factors = partial(
         GaussianFactors,
         config.members,

@@ -44,11 +44,10 @@ Franchi, Bursuc, Aldea, Dubuisson, Bloch: TRADI: tracking deep neural network we
 """
 
 import dataclasses
-import inspect
 import math
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -57,11 +56,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_map_only
 
 from lpbnn.likelihoods import at_least_float32
 from lpbnn.members.rows import copy_tensors
-from lpbnn.methods._options import Count, DataCount, NonNegative, Options, Positive
+from lpbnn.methods._options import Count, NonNegative, Options, Positive
 from lpbnn.model import (
     NotFittedWarning,
     Outputs,
@@ -72,7 +70,7 @@ from lpbnn.model import (
     batch_size,
     stack_members,
 )
-from lpbnn.predict import evaluating
+from lpbnn.predict import evaluating, inputs_of
 
 ONE_THREAD = threading.RLock()  # functional_call replaces the network's tensors while it runs
 UNTRACKED = (
@@ -90,7 +88,6 @@ UNDRAWN = (
 class Config(Options):
     """Options of tradi."""
 
-    num_data: DataCount | None = None  # not needed; accepted so that methods can be swapped
     members: Count = 4  # J, networks drawn after training
     features: Count = 10  # D, random Fourier features
     frequency: NonNegative = (
@@ -260,11 +257,9 @@ class TRADI(UncertainModel):
         """Draw the J networks, and compute batch norm statistics for each in one pass over the data.
 
         Args:
-            batches: the training data; read only if the network has batch norm. Every batch is the inputs
-                (a tensor, a mapping of keyword arguments, a tuple of arguments), or a pair (x, y) of inputs
-                and targets. A tuple of two is a pair (x, y), unless the network cannot run with x alone.
-                If the network could take both as arguments, y must be targets that the likelihood accepts;
-                otherwise this is an error. ((a, b), y) and {"a": a, "b": b} are always clear.
+            batches: the training data; read only if the network has batch norm. As for ``predict``, every
+                batch is the inputs, or a pair (inputs, targets); several inputs are a tuple or mapping of
+                their own, ((a, b), y) or {"a": a, "b": b}.
         """
         if not self.memory.any():
             raise RuntimeError(
@@ -317,30 +312,16 @@ class TRADI(UncertainModel):
                 for norm in norms:
                     norm.train()
                 for batch in batches:
-                    inputs, targets = split_batch(batch, self.net)
-                    args, kwargs = as_call(inputs)
+                    args, kwargs = as_call(inputs_of(batch))
                     examples = batch_size(args, kwargs)
-                    first, seen = seen == 0, seen + examples
+                    seen += examples
                     for norm in norms:
                         norm.momentum = examples / seen  # every example has the same weight
-                    outputs = self.member_outputs(range(self.members), *args, **kwargs)
-                    if first and targets is not None:
-                        self._require_targets(outputs, targets)
+                    self.member_outputs(range(self.members), *args, **kwargs)
         finally:
             for norm, momentum in zip(norms, momenta, strict=True):
                 norm.momentum = momentum
         return seen
-
-    def _require_targets(self, outputs: Outputs, targets: Any) -> None:
-        """Refuse pairs whose second part may be an argument of the network and is no target."""
-        try:
-            self.likelihood.mean_nll(tree_map_only(Tensor, lambda t: t[0], outputs), targets)
-        except (TypeError, ValueError, IndexError, RuntimeError, KeyError) as error:
-            raise ValueError(
-                "after_fit got a pair whose second part is no target of the likelihood, and the network "
-                "could take both parts as arguments: it may be (x, y) or inputs (a, b). Fix: give "
-                "batches ((a, b), y), or inputs by name, {'a': a, 'b': b}."
-            ) from error
 
     def _set_drawn(self, drawn: dict[str, Tensor]) -> None:
         self.drawn = NamedTensors(drawn)
@@ -368,53 +349,6 @@ class TRADI(UncertainModel):
         )
 
 
-def split_batch(batch: Any, net: nn.Module) -> tuple[Any, Any]:
-    """Return the inputs of a batch, and its targets if the network could take them as an argument.
-
-    See ``TRADI.after_fit`` for the rules.
-
-    Example:
-        >>> x, y = torch.randn(4, 5), torch.zeros(4)
-        >>> net = nn.Linear(5, 2)
-        >>> all(split_batch(batch, net)[0] is x for batch in (x, (x, y), [x, y]))
-        True
-    """
-    if not isinstance(batch, tuple | list):
-        return batch, None
-    if len(batch) == 2:
-        x, y = batch
-        if isinstance(x, tuple | list | Mapping) or not _accepts(net, x, y):
-            return x, None
-        if _accepts(net, x):
-            return x, y
-    elif not _accepts(net, *batch):
-        raise ValueError(
-            f"after_fit takes batches (x, y) or the inputs of the network; got a {type(batch).__name__} of "
-            f"{len(batch)}, which are not the arguments of {type(net).__name__}. Fix: "
-            "model.after_fit([x for x, *_ in loader])."
-        )
-    return tuple(batch), None
-
-
-def _accepts(net: nn.Module, *args: Any) -> bool:
-    """Return True if the signature of the network's forward takes these positional arguments."""
-    try:
-        signature = inspect.signature(net.forward)
-    except (TypeError, ValueError):  # not a Python function
-        return True
-    try:
-        signature.bind(*args)
-    except TypeError:
-        return False
-    return True
-
-
 def build(net: nn.Module, config: Config, **model_options: Any) -> TRADI:
-    """Track the trainable weights of ``net``.
-
-    Args:
-        net: any network with trainable weights.
-        config: the options.
-        model_options: ``likelihood`` (any) and ``readout``.
-    """
+    """Track the trainable weights of ``net``."""
     return TRADI(net, config, **model_options)
