@@ -1,18 +1,21 @@
 """Imports point one way: what stands later may use what stands before, never the reverse."""
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import lpbnn
 from lpbnn import experiments, methods
+from lpbnn.extras import EXTRAS
 
 SOURCE = Path(lpbnn.__file__).parent
 LEVELS = [
-    {"registry", "source", "draws", "atomic"},
+    {"registry", "source", "draws", "atomic", "extras"},
     {"likelihoods", "metrics", "backbones", "data"},
     {"members", "kernels", "convert", "model", "rank_one", "prediction", "predict", "check"},
     {"methods", "build"},
@@ -152,3 +155,42 @@ def test_metrics_are_there_when_they_are_asked_for() -> None:
     assert done.returncode == 0, done.stderr
     with pytest.raises(AttributeError, match="module 'lpbnn' has no attribute 'metric'"):
         lpbnn.metric  # noqa: B018
+
+
+def test_the_extras_are_those_of_the_package() -> None:
+    """The extra that an error names installs the package, by itself or by the extras that it contains."""
+    project = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["project"]
+    listed = project["optional-dependencies"]
+    distributions = {"sklearn": "scikit-learn", "annotated_types": "annotated-types"}
+    for package, extra in EXTRAS.items():
+        if package == "markupsafe":  # jinja2 depends on it
+            continue
+        names = {re.split(r"[>=<\[]", line)[0] for line in listed[extra]}
+        assert distributions.get(package, package) in names
+    assert {re.split(r"[>=<]", line)[0] for line in project["dependencies"]} == {"torch", "numpy"}
+
+
+@pytest.mark.parametrize(
+    ("used", "extra"),
+    [
+        ("lpbnn.metrics.ece", "metrics"),
+        ("lpbnn.plots", "metrics"),
+        ("lpbnn.LPBNNClassifier", "sklearn"),
+        ("lpbnn.report", "train"),
+        ("lpbnn.training", "train"),
+    ],
+)
+def test_torch_and_numpy_are_enough_and_an_error_names_the_extra(used: str, extra: str) -> None:
+    code = (
+        "import sys\n"
+        f"for name in {sorted(EXTRAS)} + ['lightning', 'PIL', 'yaml', 'pooch']: sys.modules[name] = None\n"
+        "import torch, lpbnn\n"
+        "import lpbnn.calibration, lpbnn.likelihoods, lpbnn.check\n"
+        "model = lpbnn.build(torch.nn.Linear(4, 3), num_data=8)\n"
+        "x, y = torch.randn(8, 4), torch.randint(0, 3, (8,))\n"
+        "model.loss(x, y)['loss'].backward()\n"
+        "assert lpbnn.predict(model.eval(), x).probs.shape == (8, 3)\n"
+        f"try:\n    {used}\nexcept ImportError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert f"pip install 'lpbnn[{extra}]'" in done.stdout, done.stderr

@@ -22,21 +22,26 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.model_selection import train_test_split
-from sklearn.preprocessing import StandardScaler
-from sklearn.utils import check_random_state
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
 from lpbnn import methods
 from lpbnn.backbones.mlp import MLP
 from lpbnn.build import build
+from lpbnn.extras import missing
 from lpbnn.likelihoods import Task
 from lpbnn.methods._rank_one import RankOneConfig
 from lpbnn.model import NotFittedWarning, UncertainModel, at_least_one
 from lpbnn.predict import Prediction, predict
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+    from sklearn.model_selection import train_test_split
+    from sklearn.preprocessing import StandardScaler
+    from sklearn.utils import check_random_state
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+except ModuleNotFoundError as error:
+    raise missing(error) from error
 
 # Options of the rank-one methods, whose own defaults are for pictures: members that see the data through
 # signs of their own, and are equal in all other layers before training.

@@ -17,19 +17,25 @@ what they show as their ``gid`` ("title:..."), which the report turns into hover
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import torch
-from matplotlib.artist import Artist
-from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import ListedColormap, Normalize
-from matplotlib.patches import StepPatch
 
-from lpbnn.metrics.calibration import ReliabilityBins
-from lpbnn.metrics.selective import RiskCoverage
+from lpbnn.extras import missing
 from lpbnn.model import UncertainModel
 from lpbnn.predict import predict
+
+try:
+    import matplotlib as mpl
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import ListedColormap, Normalize
+    from matplotlib.patches import StepPatch
+
+    from lpbnn.metrics.calibration import ReliabilityBins
+    from lpbnn.metrics.selective import RiskCoverage
+except ModuleNotFoundError as error:
+    raise missing(error) from error
 
 __all__ = [
     "class_map",

@@ -18,6 +18,7 @@ from torch import nn
 
 from lpbnn.calibration.held_out import CELLS_PER_EXAMPLE, Cells, batch_pairs, collect
 from lpbnn.calibration.scaling import backward_nll, require_finite
+from lpbnn.extras import missing
 from lpbnn.predict import unwrap
 
 LARGEST = 10.0
@@ -59,7 +60,10 @@ def fit_noise_scale(
         >>> fit_noise_scale(model, [(x, y)], samples=25) > 0.5
         True
     """
-    from scipy.optimize import brentq
+    try:
+        from scipy.optimize import brentq
+    except ModuleNotFoundError as error:
+        raise missing(error) from error
 
     own = unwrap(model)
     own.set_noise_scale(1.0)  # refuses a model without noise, before anything is computed

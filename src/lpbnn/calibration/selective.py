@@ -5,8 +5,6 @@ import math
 import torch
 from torch import Tensor
 
-from lpbnn.metrics.selective import risk_coverage
-
 
 def risk_threshold(uncertainty: Tensor, losses: Tensor, risk: float) -> float:
     """Return the largest uncertainty to accept so that the mean loss of accepted examples is at most ``risk``.
@@ -24,6 +22,8 @@ def risk_threshold(uncertainty: Tensor, losses: Tensor, risk: float) -> float:
         >>> uncertainty <= t
         tensor([ True,  True, False, False])
     """
+    from lpbnn.metrics.selective import risk_coverage  # torchmetrics is an extra
+
     curve = risk_coverage(uncertainty, losses)
     last = torch.ones_like(curve.risk, dtype=torch.bool)  # of its group of equal uncertainty
     last[:-1] = curve.uncertainty[:-1] < curve.uncertainty[1:]

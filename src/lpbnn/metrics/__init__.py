@@ -27,7 +27,10 @@ sync per batch; so the counting is ours.
 """
 
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from lpbnn.extras import missing
 
 if TYPE_CHECKING:
     from lpbnn.metrics.calibration import (
@@ -114,12 +117,19 @@ _MODULES = ("info", "calibration", "classification", "detection", "diversity", "
 _MODULES += ("regression", "segmentation", "selective", "sets")
 
 
+def _module(name: str) -> ModuleType:
+    try:
+        return import_module(f"{__name__}.{name}")
+    except ModuleNotFoundError as error:
+        raise missing(error) from error
+
+
 def __getattr__(name: str) -> Any:
     """Import a metric on first use: torchmetrics takes seconds, which tables of runs do not need."""
     for module in _MODULES if name in __all__ else ():
-        found = vars(import_module(f"{__name__}.{module}"))
+        found = vars(_module(module))
         if name in found:
             return globals().setdefault(name, found[name])
     if name in _MODULES:
-        return import_module(f"{__name__}.{name}")
+        return _module(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,8 +19,13 @@
 
 from typing import TYPE_CHECKING, Any
 
-from lpbnn.report.formats import frame, print_table
-from lpbnn.report.tables import PaperTable, Table, comparison
+from lpbnn.extras import missing
+
+try:
+    from lpbnn.report.formats import frame, print_table
+    from lpbnn.report.tables import PaperTable, Table, comparison
+except ModuleNotFoundError as error:
+    raise missing(error) from error
 
 if TYPE_CHECKING:
     from lpbnn.report.page import tell_report, write_report
@@ -39,7 +44,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import what writes the page on first use: tables need neither matplotlib nor jinja2."""
     if name in ("tell_report", "write_report"):
-        from lpbnn.report import page
-
+        try:
+            from lpbnn.report import page
+        except ModuleNotFoundError as error:
+            raise missing(error) from error
         return getattr(page, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

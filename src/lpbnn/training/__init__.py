@@ -20,14 +20,19 @@
 Only what is quick to import is here: the command line shows its help without loading Lightning.
 """
 
-from lpbnn.training.config import (
-    AugmentConfig,
-    EvalConfig,
-    OptimConfig,
-    RunConfig,
-    ScheduleConfig,
-)
-from lpbnn.training.files import Interrupted, RunError
+from lpbnn.extras import missing
+
+try:
+    from lpbnn.training.config import (
+        AugmentConfig,
+        EvalConfig,
+        OptimConfig,
+        RunConfig,
+        ScheduleConfig,
+    )
+    from lpbnn.training.files import Interrupted, RunError
+except ModuleNotFoundError as error:
+    raise missing(error) from error
 
 __all__ = [
     "AugmentConfig",
