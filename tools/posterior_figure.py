@@ -60,7 +60,7 @@ def main(path: str) -> None:
     x, y = torch.tensor(digits.data / 16).float(), torch.tensor(digits.target)
     trained_on = torch.arange(len(x)) % 4 != 0
     shape = {"width_ratios": (1.5, 1, 1, 1)}
-    figure, panels = plt.subplots(2, 4, figsize=(11, 6), layout="constrained", gridspec_kw=shape)
+    figure, panels = plt.subplots(2, 4, figsize=(12, 6.4), layout="constrained", gridspec_kw=shape)
     for row, variant in zip(panels, VARIANTS, strict=True):
         model, before = learn(variant, x[trained_on], y[trained_on])
         p = lpbnn.predict(model, x[~trained_on], samples=4, seed=0)
@@ -75,7 +75,7 @@ def main(path: str) -> None:
         for axes, (moment, std) in zip(row[1:3], maps.items(), strict=True):
             shown = axes.imshow(std.mean(0).view(8, 8), cmap="viridis", vmin=0, vmax=TOP)
             axes.set(title=f"std of r̂ {moment}", xticks=(), yticks=())
-        figure.colorbar(shown, ax=list(row[1:3]), orientation="horizontal", shrink=0.5)
+        figure.colorbar(shown, ax=list(row[1:3]), shrink=0.7)
         plots.posterior_correlation(row[3], first.correlation[0])
         row[3].set_title("correlation of r̂ after")
     figure.savefig(path, dpi=100)
