@@ -22,13 +22,14 @@ import torch
 from lpbnn.data import Splits
 from lpbnn.kernels.row_norm import restore_batch_norms
 from lpbnn.model import NotFittedWarning, UncertainModel
-from lpbnn.training import checkpoint, logs
+from lpbnn.training import checkpoint
 from lpbnn.training.config import RunConfig
 from lpbnn.training.dataloading import TrainLoader, noise_seed
 from lpbnn.training.distributed import Ranks, ending_well, launch
 from lpbnn.training.environment import peak_memory, reset_peak_memory
 from lpbnn.training.evaluator import NotFinite, validate
 from lpbnn.training.preflight import check_training
+from lpbnn.training.progress import Bar, tensorboard
 from lpbnn.training.rundir import CHECKPOINT, Row, RunDir
 from lpbnn.training.step import Means, Step, factor, fast_convolutions
 
@@ -132,8 +133,8 @@ class _Loop:
         board = self.writer.tensorboard() if self.writer and config.tensorboard else None
         reset_peak_memory(self.fabric.device)
         with (
-            logs.progress(shown, config.epochs, self.loader.steps, start) as self.bar,
-            logs.tensorboard(board, start) as self.board,
+            Bar(shown, config.epochs, self.loader.steps, start) as self.bar,
+            tensorboard(board, start) as self.board,
         ):
             while self.training.epochs < config.epochs and self.training.diverged is None:
                 self.epoch(self.training.epochs)
@@ -184,8 +185,7 @@ class _Loop:
             for number, (x, y) in enumerate(self.loader.epoch(epoch), start=1):
                 self.step(x, y, self.scale(epoch * self.loader.steps + number - 1))
                 if number % LOOK_EVERY == 0 and (seen := means.peek()) is not None:
-                    if self.bar is not None:
-                        self.bar.step(epoch, number, seen, time.perf_counter() - started)
+                    self.bar.step(epoch, number, seen, time.perf_counter() - started)
                     if not math.isfinite(seen["loss"]):
                         break
             return means.read()
@@ -210,8 +210,7 @@ class _Loop:
     def record(self, row: Row) -> None:
         """Show an epoch's numbers, log them, and save a checkpoint if one is due."""
         self.training.rows.append(row)
-        if self.bar is not None:
-            self.bar.epoch(row)
+        self.bar.epoch(row)
         if self.board is not None:
             for name, value in row.items():
                 self.board.add_scalar(name, value, row["epoch"])
