@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from lpbnn.data import Dataset, files
-from lpbnn.data.augment import batches, epoch_generator
+from lpbnn.data.augment import batch_indices, epoch_generator
 from lpbnn.data.files import AHEAD, FileDataset, LabelMaps, read_image
 
 
@@ -55,7 +55,9 @@ def test_batches_come_in_the_order_asked_for(
     monkeypatch.setattr(files, "WORKERS", workers)
     lazy = dataset(tmp_path)
     whole = lazy.take(slice(None))
-    read, expected = (list(batches(d, size, epoch_generator(0, 3))) for d in (lazy, whole))
+    read, expected = (
+        list(d.stream(batch_indices(len(d), size, epoch_generator(0, 3)))) for d in (lazy, whole)
+    )
     assert len(read) == len(expected)
     for (x, y), (x_whole, y_whole) in zip(read, expected, strict=True):
         assert torch.equal(x, x_whole)
@@ -85,7 +87,7 @@ def test_it_reads_no_further_ahead_than_it_says(
         read(self, place, x, y)
 
     monkeypatch.setattr(FileDataset, "read_into", counted)
-    for number, _ in enumerate(batches(lazy, 2, shuffle=False), start=1):
+    for number, _ in enumerate(lazy.stream(batch_indices(len(lazy), 2)), start=1):
         assert started[0] <= 2 * (number + ahead)
     assert started[0] == 40
 
@@ -100,7 +102,7 @@ def test_memory_does_not_grow_with_the_files(
     for count in (8, 64):
         lazy = dataset(tmp_path / str(count), count, (64, 64))
         tracemalloc.start()
-        for _ in batches(lazy, 2, shuffle=False):
+        for _ in lazy.stream(batch_indices(len(lazy), 2)):
             alive.add(sum(type(o) is files._Batch for o in gc.get_objects()))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
@@ -123,7 +125,7 @@ def test_a_broken_file_is_named_in_the_loop(tmp_path: Path) -> None:
     seen = []
     before = threading.active_count()
     with pytest.raises(ValueError, match=r"007.png cannot be read: damaged, or no image"):
-        seen.extend(len(y) for _, y in batches(lazy, 2, shuffle=False))
+        seen.extend(len(y) for _, y in lazy.stream(batch_indices(len(lazy), 2)))
     assert seen == [2, 2, 2]
     assert threading.active_count() == before
 
@@ -132,8 +134,8 @@ def test_a_broken_file_is_named_in_the_loop(tmp_path: Path) -> None:
 def test_examples_arrive_on_the_device_through_pinned_memory(tmp_path: Path) -> None:
     lazy = dataset(tmp_path, count=30)
     assert files._Batch(lazy.to("cuda"), torch.tensor([0]), files._threads()).x.is_pinned()
-    found = list(batches(lazy.to("cuda"), 4, shuffle=False))
-    for (x, y), (x_cpu, y_cpu) in zip(found, batches(lazy, 4, shuffle=False), strict=True):
+    found = list(lazy.to("cuda").stream(batch_indices(len(lazy.to("cuda")), 4)))
+    for (x, y), (x_cpu, y_cpu) in zip(found, lazy.stream(batch_indices(len(lazy), 4)), strict=True):
         assert x.device.type == y.device.type == "cuda"
         assert torch.equal(x.cpu(), x_cpu)
         assert torch.equal(y.cpu(), y_cpu)

@@ -11,7 +11,7 @@ from PIL import Image
 
 from lpbnn import data
 from lpbnn.data import Augment, Dataset, folder
-from lpbnn.data.augment import batches, epoch_generator
+from lpbnn.data.augment import batch_indices, epoch_generator
 from lpbnn.data.files import ORIENTATION, FileDataset, read_image
 
 
@@ -188,7 +188,8 @@ def test_read_in_their_turn_they_are_the_same(plain: Path) -> None:
                 assert one.dtype == other.dtype
     for size in (1, 4, 50):
         read, expected = (
-            list(batches(s.train, size, epoch_generator(0, 1))) for s in (lazy, whole)
+            list(s.train.stream(batch_indices(len(s.train), size, epoch_generator(0, 1))))
+            for s in (lazy, whole)
         )
         assert len(read) == len(expected)
         for one, other in zip(read, expected, strict=True):
@@ -215,4 +216,4 @@ def test_a_picture_that_breaks_during_a_run_is_named(plain: Path) -> None:
     assert isinstance(lazy, FileDataset)
     lazy.images[5].unlink()
     with pytest.raises(ValueError, match=f"{lazy.images[5].name}: no such file"):
-        list(batches(lazy, 2, shuffle=False))
+        list(lazy.stream(batch_indices(len(lazy), 2)))

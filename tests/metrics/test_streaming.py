@@ -282,7 +282,7 @@ def test_processes_give_the_number_of_one_update(case: Case, cut: int) -> None:
         if rank == 1 or cut > 0:
             metric.update(*case.part(slice(0, cut) if rank == 0 else slice(cut, N)))
         results[rank] = numbers(metric)
-        for extra in ("error_bounds", "per_class", "reliability"):
+        for extra in ("per_class", "reliability"):
             getattr(metric, extra, lambda: None)()
 
     threads = [threading.Thread(target=process, args=(rank,)) for rank in range(2)]

@@ -1,4 +1,4 @@
-"""Augmentation and batches on the device that holds the data: no workers, no copies, no syncs.
+"""Augmentation and order of batches on the device that holds the data: no workers, copies or syncs.
 
 Two steps, so that what is random can be looked at, tested and repeated:
 
@@ -16,14 +16,14 @@ Every epoch can be repeated from two numbers: `epoch_generator(seed, epoch)`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lpbnn.data import Augment, Examples, normalise
+from lpbnn.data import Augment, normalise
 
 LUMA = (0.299, 0.587, 0.114)
 Padding = Literal["zero", "reflect"]
@@ -259,34 +259,6 @@ def epoch_generator(
     # seed + epoch would make epoch 1 of seed 0 the same as epoch 0 of seed 1: mix them instead.
     mixed = np.random.SeedSequence([seed, epoch, stream]).generate_state(1, np.uint64)
     return torch.Generator(device).manual_seed(int(mixed[0]))
-
-
-def batches(
-    dataset: Examples,
-    batch_size: int,
-    generator: torch.Generator | None = None,
-    shuffle: bool = True,
-    drop_last: bool = False,
-    alone: bool = True,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """One epoch of (inputs, targets), indexed on the device that holds them.
-
-    With a generator on the CPU the order is the same whatever device the data is on.
-
-    >>> from lpbnn.data import Dataset
-    >>> data = Dataset(torch.arange(5.0), torch.arange(5))
-    >>> [y.tolist() for _, y in batches(data, 2, shuffle=False)]
-    [[0, 1], [2, 3], [4]]
-    >>> order = torch.cat([y for _, y in batches(data, 2, epoch_generator(0, epoch=0))])
-    >>> order.sort().values.tolist()
-    [0, 1, 2, 3, 4]
-    """
-    if shuffle and generator is None:
-        raise ValueError(
-            "shuffle=True needs a generator; pass epoch_generator(seed, epoch), or shuffle=False."
-        )
-    order = generator if shuffle else None
-    return dataset.stream(batch_indices(len(dataset), batch_size, order, drop_last, alone))
 
 
 def batch_indices(

@@ -195,7 +195,7 @@ def pixel_detection(
     $$
 
     With ``pooled=True``, over all pixels together, through the histogram of
-    `PooledDetectionMetrics` (whose ``error_bounds`` states the error).
+    `PooledDetectionMetrics`.
 
     >>> scores = torch.tensor([[[0.1, 0.3, 0.2, 0.9]], [[0.1, 0.2, 0.3, 0.4]]])
     >>> is_ood = torch.tensor([[[False, False, True, True]], [[False, False, False, False]]])

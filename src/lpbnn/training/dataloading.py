@@ -17,7 +17,6 @@ from lpbnn.data.augment import (
     Normalise,
     Transform,
     batch_indices,
-    batches,
     epoch_generator,
 )
 from lpbnn.training.config import RunConfig
@@ -116,5 +115,6 @@ class PlainBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         loader = self.loader
-        for x, y in batches(loader.train, loader.batch_size, shuffle=False, alone=False):
+        parts = batch_indices(len(loader.train), loader.batch_size, alone=False)
+        for x, y in loader.train.stream(parts):
             yield loader.prepare(x), loader.normalise_targets(y)

@@ -10,7 +10,7 @@ work too; each family's file says how its parameters adapt.
     weather.py  snow frost fog
     digital.py  brightness contrast elastic_transform pixelate jpeg_compression
 
-    generate.py corrupt one batch, or make all 75 sets    archive.py read and write their folders
+    generate.py corrupt one batch    archive.py read and write their folders
     ops.py      draws, borders, filters as matrices
 
 Severity is the published order, not always more changed pixels: elastic_transform trades a falling
@@ -26,7 +26,6 @@ from lpbnn.data.corruptions.generate import (
     CorruptedSet,
     FrostKind,
     corrupt,
-    corrupted_sets,
 )
 
 __all__ = [
@@ -38,6 +37,5 @@ __all__ = [
     "FrostKind",
     "cached",
     "corrupt",
-    "corrupted_sets",
     "read_official",
 ]

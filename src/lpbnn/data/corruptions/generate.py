@@ -1,4 +1,4 @@
-"""Corrupt a batch, or make all 75 sets.
+"""Corrupt a batch.
 
 Reproducible: the result for image i is a function of that image, its index, its shape, the seed,
 the corruption and the severity. It does not depend on how many images follow it, so the first
@@ -8,7 +8,7 @@ CUDA gives the same images up to rounding (a value may differ by one in 255).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -117,27 +117,3 @@ def corrupt(
         # The published arrays are truncated, not rounded; 1e-3 is more than float32 can lose.
         out[number * block :][: len(rows)] = (y.clamp(0, 1) * 255 + 1e-3).to(torch.uint8)
     return out
-
-
-def corrupted_sets(
-    images: Tensor,
-    seed: int = 0,
-    frost: str | Path | None = None,
-    names: Iterable[str] = CORRUPTIONS,
-) -> Iterator[CorruptedSet]:
-    """The 75 sets one after another, corruption by corruption; only one is held at a time.
-
-    >>> images = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
-    >>> sets = list(corrupted_sets(images))
-    >>> len(sets), sets[0].name, sets[-1].severity, sets[40].name, sets[40].frost
-    (75, 'gaussian_noise', 5, 'frost', 'procedural')
-    """
-    for name in names:
-        for severity in SEVERITIES:
-            yield CorruptedSet(
-                name,
-                severity,
-                corrupt(images, name, severity, seed, frost),
-                "generated",
-                frost_kind(frost) if name == "frost" else None,
-            )
