@@ -125,14 +125,14 @@ def _values(hint: Any) -> str:
     Example:
         >>> from typing import Literal
         >>> _values(Literal["a", "b"] | None), _values(str | Sequence[str]), _values(float)
-        ('`"a"` or `"b"` or `None`', 'text or several', 'a number')
+        ('`"a"` or `"b"` or `None`', 'a string or a list', 'a number')
     """
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         known = [part for part in parts if part is not NoneType]
         # A sequence of what the first part allows may be given too.
         several = any(get_origin(part) is abc.Sequence for part in known)
-        words = [_values(known[0]), *["several"] * several, *["`None`"] * (NoneType in parts)]
+        words = [_values(known[0]), *["a list"] * several, *["`None`"] * (NoneType in parts)]
         return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
     if origin is Annotated:
         allowed = next(part for part in parts if hasattr(part, "expected"))
@@ -140,7 +140,7 @@ def _values(hint: Any) -> str:
     if origin is Literal:
         choices = [f'`"{choice}"`' for choice in sorted(parts)]
         return f"{', '.join(choices[:-1])} or {choices[-1]}"
-    return {int: "an integer", float: "a number", bool: "`True` or `False`", str: "text"}[hint]
+    return {int: "an integer", float: "a number", bool: "`True` or `False`", str: "a string"}[hint]
 
 
 def _cell(text: str) -> str:
