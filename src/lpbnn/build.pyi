@@ -32,6 +32,7 @@ def build(
     ignore_index: int = ...,
     class_weights: Tensor | Sequence[float] | None = ...,
     check: bool = ...,
+    num_data: int,
     members: int = ...,
     batch_mode: Literal["repeat", "split"] = ...,
     batch_norm: Literal["member", "shared"] = ...,
@@ -42,7 +43,6 @@ def build(
     include: str | type[nn.Module] | Sequence[str | type[nn.Module]] | None = ...,
     exclude: str | type[nn.Module] | Sequence[str | type[nn.Module]] | None = ...,
     expand_at: str | Sequence[str] | None = ...,
-    num_data: int,
     variant: Literal["default", "paper"] = ...,
     weighting: Literal["authors", "balanced", "equation"] | None = ...,
     latent: int = ...,
@@ -63,11 +63,11 @@ def build(
     ignore_index: int = ...,
     class_weights: Tensor | Sequence[float] | None = ...,
     check: bool = ...,
+    num_data: int | None = ...,
     members: int = ...,
     std: float = ...,
     class_weight: float = ...,
     batch_mode: Literal["repeat", "split"] = ...,
-    num_data: int | None = ...,
 ) -> UncertainModel: ...
 @overload
 def build(
@@ -83,6 +83,7 @@ def build(
     ignore_index: int = ...,
     class_weights: Tensor | Sequence[float] | None = ...,
     check: bool = ...,
+    num_data: int | None = ...,
     members: int = ...,
     batch_mode: Literal["repeat", "split"] = ...,
     batch_norm: Literal["member", "shared"] = ...,
@@ -93,7 +94,6 @@ def build(
     include: str | type[nn.Module] | Sequence[str | type[nn.Module]] | None = ...,
     exclude: str | type[nn.Module] | Sequence[str | type[nn.Module]] | None = ...,
     expand_at: str | Sequence[str] | None = ...,
-    num_data: int | None = ...,
 ) -> BatchEnsemble: ...
 @overload
 def build(
@@ -156,9 +156,9 @@ def build(
     ignore_index: int = ...,
     class_weights: Tensor | Sequence[float] | None = ...,
     check: bool = ...,
+    num_data: int | None = ...,
     members: int = ...,
     reinit: str | Sequence[str] = ...,
-    num_data: int | None = ...,
 ) -> DeepEnsemble: ...
 @overload
 def build(
@@ -174,12 +174,12 @@ def build(
     ignore_index: int = ...,
     class_weights: Tensor | Sequence[float] | None = ...,
     check: bool = ...,
+    num_data: int | None = ...,
     members: int = ...,
     rate: float | None = ...,
     include: str | type[nn.Module] | Sequence[str | type[nn.Module]] | None = ...,
     exclude: str | type[nn.Module] | Sequence[str | type[nn.Module]] | None = ...,
     expand_at: str | None = ...,
-    num_data: int | None = ...,
 ) -> MCDropout: ...
 @overload
 def build(
@@ -212,8 +212,8 @@ def build(
     ignore_index: int = ...,
     class_weights: Tensor | Sequence[float] | None = ...,
     check: bool = ...,
-    members: int = ...,
     num_data: int,
+    members: int = ...,
     std: float = ...,
     prior_std: float | None = ...,
     anneal: float = ...,
@@ -235,12 +235,12 @@ def build(
     ignore_index: int = ...,
     class_weights: Tensor | Sequence[float] | None = ...,
     check: bool = ...,
+    num_data: int | None = ...,
     members: int = ...,
     batch_repetitions: int = ...,
     input_repetition: float = ...,
     first: str | None = ...,
     last: str | Sequence[str] | None = ...,
-    num_data: int | None = ...,
 ) -> MIMO: ...
 @overload
 def build(
@@ -256,6 +256,7 @@ def build(
     ignore_index: int = ...,
     class_weights: Tensor | Sequence[float] | None = ...,
     check: bool = ...,
+    num_data: int,
     members: int = ...,
     batch_mode: Literal["repeat", "split"] = ...,
     batch_norm: Literal["member", "shared"] = ...,
@@ -266,7 +267,6 @@ def build(
     include: str | type[nn.Module] | Sequence[str | type[nn.Module]] | None = ...,
     exclude: str | type[nn.Module] | Sequence[str | type[nn.Module]] | None = ...,
     expand_at: str | Sequence[str] | None = ...,
-    num_data: int,
     std: float = ...,
     prior_std: float = ...,
     anneal: float = ...,

@@ -47,8 +47,7 @@ class Options:
         ValueError: members=0: expected an integer of at least 1.
     """
 
-    # N, the number of training examples; methods whose loss has a KL divergence require it
-    num_data: DataCount | None = None
+    num_data: DataCount | None = None  # N, training examples; unused where the loss has no KL
 
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(type(self), include_extras=True).items():

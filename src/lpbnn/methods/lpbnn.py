@@ -55,7 +55,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lpbnn.methods._options import Count, NonNegative, require_num_data
+from lpbnn.methods._options import Count, DataCount, NonNegative, require_num_data
 from lpbnn.methods._rank_one import RankOneConfig, convert_layers
 from lpbnn.model import Terms
 from lpbnn.rank_one.ensemble import RankOneEnsemble
@@ -78,6 +78,7 @@ class Config(RankOneConfig):
     """Options of lpbnn."""
 
     init_std: NonNegative | None = None  # type: ignore[assignment]  # None: 0.1, or 0.5 for the paper
+    num_data: DataCount | None = None  # N, the number of training examples; required
     # or "paper": what is learned, reconstructed, and how it is weighted
     variant: Variant = "default"
     weighting: Weighting | None = None  # of KL and squared error; None: the variant's

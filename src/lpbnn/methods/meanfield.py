@@ -45,6 +45,7 @@ from lpbnn.members.passes import PassSlot
 from lpbnn.members.rows import copy_tensors
 from lpbnn.methods._options import (
     Count,
+    DataCount,
     Options,
     Positive,
     Share,
@@ -70,6 +71,7 @@ class Config(Options):
     """Options of meanfield."""
 
     members: Count = 4  # draws of the weights in one call of the model; a training step draws once
+    num_data: DataCount | None = None  # N, the number of training examples; required
     std: Positive = 1e-3  # initial standard deviation of the posterior
     prior_std: Positive | None = 1.0  # standard deviation of the prior; None: sqrt(2 / fan-in)
     anneal: Share = 2 / 3  # share of the epochs over which the KL grows to its full weight

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lpbnn.methods._options import Positive, Share, annealed, require_num_data
+from lpbnn.methods._options import DataCount, Positive, Share, annealed, require_num_data
 from lpbnn.methods._rank_one import RankOneConfig, convert_layers
 from lpbnn.model import Terms
 from lpbnn.rank_one.ensemble import RankOneEnsemble
@@ -32,6 +32,7 @@ from lpbnn.rank_one.factors import GaussianFactors, GaussianPosterior
 class Config(RankOneConfig):
     """Options of rank1."""
 
+    num_data: DataCount | None = None  # N, the number of training examples; required
     std: Positive = 0.1  # initial standard deviation of r and s
     prior_std: Positive = 0.1  # standard deviation of the prior of r and s, around 1
     anneal: Share = 2 / 3  # share of the epochs over which the KL grows to its full weight
