@@ -493,30 +493,35 @@ def count(architecture: Architecture) -> dict[str, int]:
 
 
 def run(path: Path, only: list[str]) -> None:
-    """Compare and measure every architecture, and write the record after each."""
+    """Compare and measure the architectures that the record lacks, and write it after each."""
     torch.set_num_threads(1)
     start = time.perf_counter()
-    record: dict[str, Any] = {"format": 1, "date": time.strftime("%Y-%m-%d")}
-    record["environment"] = environment()
-    record["environment"]["versions"] |= {name: version(name) for name in PACKAGES}
-    record |= {"members": MEMBERS, "seed": 0, "rows": {}, "skipped": {}, "failed": {}}
+    record: dict[str, Any] = {"format": 1, "members": MEMBERS, "seed": 0, "sessions": []}
+    record |= {"rows": {}, "skipped": {}, "failed": {}}
+    if path.exists():
+        record = read_json(path)
+    session = {"date": time.strftime("%Y-%m-%d"), **environment()}
+    session["versions"] |= {name: version(name) for name in PACKAGES}
+    record["sessions"].append(session)
     for name, architecture in ARCHITECTURES.items():
-        if only and name not in only:
+        if name in record["rows"] or (only and name not in only):
             continue
+        record["skipped"].pop(name, None)
+        record["failed"].pop(name, None)
         try:
             importlib.import_module(architecture.package)
         except Exception as error:  # a package may break in any way beside another torch
             record["skipped"][name] = f"{type(error).__name__}: {error}"
             continue
         try:
-            record["rows"][name] = compare(architecture) | cost(architecture)
+            row = compare(architecture) | cost(architecture)
+            record["rows"][name] = {"session": len(record["sessions"]) - 1, **row}
         except Exception as error:
-            if only:
-                raise
             record["failed"][name] = f"{type(error).__name__}: {error}"
         print(name, record["rows"].get(name, record["failed"].get(name)), flush=True)
-        record["seconds"] = time.perf_counter() - start
+        session["seconds"] = time.perf_counter() - start
         write_json(path, record)
+    write_json(path, record)
 
 
 PACKAGES = ("transformers", "timm", "torchvision")
