@@ -21,6 +21,7 @@ from lpbnn.report.tables import severity
 from lpbnn.training import OptimConfig, RunConfig, archive
 from lpbnn.training.build import resolved
 from lpbnn.training.files import RunError, read_json
+from lpbnn.training.options import read_config
 from lpbnn.training.rundir import RunDir
 
 RECORDS = Path(__file__).parents[2] / "results" / "records.tar.xz"
@@ -99,8 +100,9 @@ def test_figures_are_kept_of_the_first_seed(make: Make, ledger: Path, tmp_path: 
     page = write_report(files, tmp_path / "report.html").read_text()
     assert "Members should agree" in page
     assert "the drawings show those with predictions" in page
-    assert f"content(&#39;{ledger.resolve() / first.name}.json&#39;)" in page
-    assert f"{ledger.resolve() / first.name}-again&#39;" in page
+    here = ledger.resolve() / first.name
+    assert f"lpbnn train --config {here}.json --out {here}-again" in page
+    assert read_config(files[0]).method == "lpbnn"
     (ledger / f"{first.name}.npz").write_bytes(b"PK")
     with pytest.raises(RunError, match=r"is damaged.*Fix: keep the run again"):
         _ = Run.read(files[0]).arrays

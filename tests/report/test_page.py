@@ -13,6 +13,7 @@ from report.conftest import METHODS, Make, arrays, examples, info
 
 from lpbnn.report import PaperTable, write_report
 from lpbnn.report.colours import colour_of
+from lpbnn.training.options import read_config
 from lpbnn.training.rundir import RunDir
 
 EVIL = "</title></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
@@ -259,7 +260,7 @@ def test_only_options_that_are_no_defaults_are_listed(make: Make, tmp_path: Path
     assert "members=4" not in settings
 
 
-def test_the_snippet_names_the_folder_of_the_run(
+def test_the_command_to_repeat_a_run_names_the_folder_of_the_run(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Run from the folder in which the page was written, it finds the run."""
@@ -267,11 +268,12 @@ def test_the_snippet_names_the_folder_of_the_run(
     monkeypatch.chdir(tmp_path.parent)
     page = read(write_report([run], tmp_path / "report.html"))
     shown = run.relative_to(tmp_path.parent).as_posix()
-    assert f"run(RunDir('{shown}').config(), '{shown}-again')" in page.text["settings"]
-    assert RunDir(shown).config().method == "mcp"
+    command = f"lpbnn train --config {shown}/config.json --out {shown}-again"
+    assert command in page.text["settings"]
+    assert read_config(Path(shown, "config.json")).method == "mcp"
     monkeypatch.chdir(run)
     page = read(write_report(["."], tmp_path / "report.html"))
-    assert f"'{run}-again')" in page.text["settings"]
+    assert f"--out {run}-again" in page.text["settings"]
 
 
 def test_the_matrix_of_the_posterior_has_axes_and_a_scale(make: Make, tmp_path: Path) -> None:

@@ -18,18 +18,7 @@ from lpbnn.report.runs import (
     plain,
     varying,
 )
-
-PYTHON = """\
-from lpbnn.training.run import run
-from lpbnn.training.rundir import RunDir
-
-run(RunDir({folder!r}).config(), {again!r})"""
-KEPT = """\
-from lpbnn.training import RunConfig
-from lpbnn.training.run import run
-from lpbnn.report.entries import content
-
-run(RunConfig.from_data(content({folder!r})["config"]), {again!r})"""
+from lpbnn.training.rundir import CONFIG
 
 
 @dataclass(frozen=True)
@@ -46,7 +35,7 @@ class Made:
     commands: Sequence[tuple[str, Sequence[tuple[str, int]]]]
     """Words, then the commands that they are about, each with its number of runs."""
     again: str
-    """Python that repeats a run; empty if none was trained."""
+    """The command that repeats a run; empty if none was trained."""
 
 
 def made(groups: Sequence[Group]) -> Made:
@@ -123,13 +112,14 @@ def _data(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def _again(runs: Sequence[Run]) -> str:
-    """How to repeat a run from its folder."""
+    """The command that trains a run again, by the config in its folder or its file."""
     trained = next((run for run in runs if not run.at("train", "joined")), None)
     if trained is None:  # by lpbnn join, of other runs: their folders hold how they were trained
         return ""
     path = trained.path.resolve()
-    code = KEPT if is_entry(trained.path) else PYTHON
-    return code.format(folder=_where(path), again=_where(path.with_name(f"{trained.name}-again")))
+    config = path if is_entry(path) else path / CONFIG
+    again = path.with_name(f"{trained.name}-again")
+    return shlex.join(["lpbnn", "train", "--config", _where(config), "--out", _where(again)])
 
 
 def _where(path: Path) -> str:

@@ -145,8 +145,10 @@ def _typed(hint: Any) -> Any:
 
 
 def read_config(path: Path) -> RunConfig:
-    """Read a config from a YAML or JSON file, such as ``--print-config`` prints or a run folder has."""
+    """Read a config from a file that ``--print-config`` or ``lpbnn keep`` wrote, or of a run folder."""
     import yaml
+
+    from lpbnn.training.files import read_bytes
 
     class Loader(yaml.SafeLoader):
         """YAML 1.2's numbers: 1e-4 is one, too."""
@@ -154,7 +156,8 @@ def read_config(path: Path) -> RunConfig:
     number = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
     try:
-        return from_data(RunConfig, yaml.load(path.read_text("utf-8"), Loader) or {})
+        data = yaml.load(read_bytes(path), Loader) or {}
+        return from_data(RunConfig, data["config"] if "ledger" in data else data)
     except (ValueError, TypeError, yaml.YAMLError) as error:
         raise ValueError(f"{path} is no config: {error}") from error
 
