@@ -21,7 +21,7 @@ from lpbnn.training import OptimConfig, RunConfig, ScheduleConfig
 from lpbnn.training.build import DataInfo, build_model
 from lpbnn.training.loop import Training, fit
 from lpbnn.training.rundir import RunDir
-from lpbnn.training.step import factor, make_optimizer, matching, recordable, set_rate
+from lpbnn.training.step import factor, make_optimizer, make_recordable, matching, set_rate
 
 Make = Callable[..., RunConfig]
 CONSTANT = ScheduleConfig("constant")
@@ -336,7 +336,7 @@ def test_a_checkpoint_from_another_device_does_not_decide_how_steps_are_made(
     model.loss(torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 3]))["loss"].backward()
     plain.step()
     recorded.load_state_dict(plain.state_dict())
-    recordable(recorded, torch.device("cpu"))
+    make_recordable(recorded, torch.device("cpu"))
     for group in recorded.param_groups:
         assert isinstance(group["lr"], Tensor)
         assert group.get("capturable", True)

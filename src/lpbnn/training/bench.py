@@ -164,7 +164,7 @@ def peak_memory_of(device: torch.device) -> PeakMemory | CudaPeak:
 
 
 def state_bytes(model: nn.Module) -> int:
-    """Bytes of the parameters and buffers, shared ones once.
+    """Return the bytes of the parameters and buffers, shared ones once.
 
     >>> state_bytes(nn.Linear(3, 2))
     32

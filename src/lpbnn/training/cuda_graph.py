@@ -28,7 +28,7 @@ def records(config: RunConfig, fabric: "Fabric") -> bool:
     return config.graph and one_gpu and config.precision != "fp16"
 
 
-def recordable(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+def make_recordable(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
     """Keep the rates on the device, where a recorded step reads them anew each time.
 
     A checkpoint of a run on another device brings its own kind of step along: this one's is kept.

@@ -174,7 +174,7 @@ class Ranks:
             raise RunError(problem)
         return value  # type: ignore[return-value]
 
-    def same_buffers(self, model: nn.Module) -> None:
+    def broadcast_buffers(self, model: nn.Module) -> None:
         """Copy rank 0's buffers (batch norm's statistics) to all processes.
 
         Gradients are averaged, buffers are not: without this, processes would measure different models.

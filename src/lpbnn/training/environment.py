@@ -29,7 +29,7 @@ _PACKAGES = (
 
 
 def environment(device: torch.device | str = "cpu", processes: int = 1) -> dict[str, Any]:
-    """What a reader needs to repeat the run; the machine's name is not part of it.
+    """Return what a reader needs to repeat the run, without the machine's name.
 
     >>> sorted(environment())
     ['beside', 'command', 'commit', 'cuda', 'device', 'dirty', 'platform', 'processes', ...]
@@ -61,7 +61,7 @@ def were_alone(sessions: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def device_name(device: torch.device | str) -> str:
-    """The accelerator's own name, or the processor's architecture.
+    """Return the accelerator's own name, or the processor's architecture.
 
     >>> device_name("cpu").startswith("CPU")
     True
@@ -79,7 +79,7 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes; 0 where the system does not say.
+    """Return the peak in bytes; 0 if the system does not say.
 
     >>> peak_memory(torch.device("cpu")) > 2**20
     True
@@ -93,12 +93,12 @@ def peak_memory(device: torch.device) -> int:
 
 
 def memory_kind(device: torch.device) -> str:
-    """What ``peak_memory`` counts, for the table's note."""
+    """Return what ``peak_memory`` counts, for the table's note."""
     return "CUDA memory allocated" if device.type == "cuda" else "resident set of the process"
 
 
 def _program(path: str) -> str:
-    """What was called; a package that ran as a module (python -m) by its name.
+    """Return the program that was called; a package run by ``python -m`` has its own name.
 
     >>> _program("/opt/bin/lpbnn"), _program("/opt/lib/lpbnn/__main__.py")
     ('lpbnn', 'lpbnn')
@@ -108,7 +108,7 @@ def _program(path: str) -> str:
 
 
 def _shown(argument: str) -> str:
-    """An argument without this machine's folders: of an absolute path its last part."""
+    """Return an argument without this machine's folders: the last part of an absolute path."""
     return Path(argument).name if Path(argument).is_absolute() else argument
 
 
@@ -120,7 +120,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit(folder: Path) -> tuple[str | None, bool | None]:
-    """The commit this code is of, and whether it was changed since; (None, None) outside git.
+    """Return the commit of this code and True if it was changed since; (None, None) outside git.
 
     A copy without its history, on a machine it was sent to, is told by the variable LPBNN_COMMIT:
     the commit, with -dirty behind it where the copy was changed.

@@ -212,7 +212,7 @@ def printable(text: str) -> str:
 
 
 def finite(value: Any) -> Any:
-    """``value`` for JSON: numbers that it does not have (NaN, infinity) become null.
+    """Return ``value`` for JSON: numbers that it does not have (NaN, infinity) become null.
 
     >>> finite({"loss": [0.5, float("nan")]})
     {'loss': [0.5, None]}

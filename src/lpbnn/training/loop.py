@@ -155,7 +155,7 @@ class _Loop:
             **means,
         }
         # Gradients are averaged over processes, buffers are not: all go on with those of rank 0.
-        self.ranks.same_buffers(self.model)
+        self.ranks.broadcast_buffers(self.model)
         if self.is_finite(means) and (scores := self.scores(epoch)) is not None:
             row |= scores
             self.training.epochs = epoch + 1
@@ -239,7 +239,7 @@ class _Loop:
     def restore(self, folder: RunDir, state: dict[str, Any]) -> None:
         """Go on from a checkpoint; the model has its weights already."""
         self.step.optimizer.load_state_dict(state.pop("optimizer"))
-        self.step.ready()
+        self.step.reset()
         self.fabric.strategy.precision.load_state_dict(state.pop("precision"))
         diverged = state["diverged"] is not None
         rows = folder.log(epochs=state["epochs"] + diverged)

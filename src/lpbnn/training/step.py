@@ -22,7 +22,7 @@ from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.model import LossStep, Terms, UncertainModel, as_call
 from lpbnn.rank_one.ensemble import RankOneEnsemble
 from lpbnn.training.config import RunConfig, ScheduleConfig
-from lpbnn.training.cuda_graph import Recording, recordable, records
+from lpbnn.training.cuda_graph import Recording, make_recordable, records
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -95,13 +95,13 @@ class Step:
         self.rate: float | Tensor = config.optim.lr
         self.names: list[str] = []
         self.sums = torch.zeros((), device=fabric.device)
-        self.ready()
+        self.reset()
 
-    def ready(self) -> None:
+    def reset(self) -> None:
         """Prepare for an optimizer whose state was replaced."""
         if self.recording is not None:
             self.recording.forget()
-            recordable(self.optimizer, self.fabric.device)
+            make_recordable(self.optimizer, self.fabric.device)
             self.rate = torch.tensor(self.config.optim.lr, device=self.fabric.device)
 
     def begin(self) -> AbstractContextManager[Any]:
