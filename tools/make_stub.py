@@ -69,11 +69,8 @@ def overload(method: str) -> tuple[str, str]:
     module = methods.load(method)
     hints = get_type_hints(module.Config, include_extras=True)
     returned = get_type_hints(module.build)["return"]
-    # A method that needs num_data says so in the description; its default only gives the better error.
     own = "".join(
-        f"    {option.name}: int,\n"
-        if option.name == "num_data" and "required" in option.description
-        else f"    {option.name}: {text(hints[option.name])} = ...,\n"
+        f"    {option.name}: {text(hints[option.name])} = ...,\n"
         for option in methods.options(method)
     )
     default = " = ..." if method == DEFAULT else ""

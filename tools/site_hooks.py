@@ -13,7 +13,7 @@ from posixpath import normpath
 from typing import Any
 
 from latex2mathml.converter import convert
-from tools import method_tables
+from tools import method_tables, reference_tables
 
 ROOT = Path(__file__).parents[1]
 # Files of the repository that are pages of the site.
@@ -39,6 +39,8 @@ TEXTS: dict[str, Callable[..., str]] = {
     "options": method_tables.options,
     "measured": method_tables.measured,
     "posthoc": method_tables.posthoc,
+    "settings": reference_tables.settings,
+    "conventions": reference_tables.conventions,
 }
 
 

@@ -33,7 +33,7 @@ MIN_VARIANCE = 1e-6
 class Summary(NamedTuple):
     """The summary of each member's outputs.
 
-    Args:
+    Attributes:
         values: (S, B, ...), what is averaged over the members: probabilities, or means.
         aleatoric: each member's own uncertainty: entropies (S, B, ...), or variances like ``values``.
         variances: each member's variances, if a prediction shall keep them.
