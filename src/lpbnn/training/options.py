@@ -148,6 +148,7 @@ def read_config(path: Path) -> RunConfig:
     """Read a config from a file that ``--print-config`` or ``lpbnn keep`` wrote, or of a run folder."""
     import yaml
 
+    from lpbnn.training import archive
     from lpbnn.training.files import read_bytes
 
     class Loader(yaml.SafeLoader):
@@ -156,7 +157,8 @@ def read_config(path: Path) -> RunConfig:
     number = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
     try:
-        data = yaml.load(read_bytes(path), Loader) or {}
+        content = read_bytes(path) if archive.locate(path) else path.read_bytes()
+        data = yaml.load(content, Loader) or {}
         return from_data(RunConfig, data["config"] if "ledger" in data else data)
     except (ValueError, TypeError, yaml.YAMLError) as error:
         raise ValueError(f"{path} is no config: {error}") from error
