@@ -2,16 +2,15 @@
 
 import io
 import multiprocessing
-import time
 import weakref
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from processes import a_command
 from rich.console import Console
 
 from lpbnn import data, experiments
@@ -302,17 +301,6 @@ def test_nothing_of_a_run_is_left_for_the_next_one(
     configs = {str(seed): small(method, seed) for seed in range(2)}
     run_all(configs, tmp_path, console, jobs=1)
     assert alive == [0, 0]
-
-
-def a_run(here: Connection) -> None:
-    _suite.end_with_the_command()
-    here.send("training")
-    time.sleep(120)
-
-
-def a_command(here: Connection) -> None:
-    multiprocessing.get_context("spawn").Process(target=a_run, args=(here,)).start()
-    time.sleep(120)
 
 
 def test_no_run_outlives_a_command_that_was_killed() -> None:

@@ -59,21 +59,17 @@ def to_safetensors(state: Mapping[str, Tensor]) -> bytes:
     >>> sorted(restored), restored["a"].data_ptr() == restored["b"].data_ptr()
     (['a', 'b', 'c'], True)
     """
+    # safetensors' own save_model writes to a path; a run folder needs the bytes for their digest.
     kept: dict[str, Tensor] = {}
     first: dict[tuple[object, ...], str] = {}
     aliases: dict[str, str] = {}
-    storages: set[int] = set()
     for name, tensor in state.items():
         same = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
         if tensor.numel() and same in first:
             aliases[name] = first[same]
-            continue
-        first[same] = name
-        tensor = tensor.detach().cpu().contiguous()
-        storage = tensor.untyped_storage().data_ptr()
-        # Views into one storage that differ in shape are no aliases; safetensors wants them apart.
-        kept[name] = tensor.clone() if storage in storages else tensor
-        storages.add(storage)
+        else:  # views into one storage that differ in shape are no aliases, and are kept apart
+            first[same] = name
+            kept[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     return save_tensors(kept, {"aliases": json.dumps(aliases)})
 
 

@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from lpbnn.data import Splits
-from lpbnn.methods.ensemble import DeepEnsemble, from_members
+from lpbnn.methods.ensemble import from_members
 from lpbnn.training.build import DataInfo, load_data, resolved
 from lpbnn.training.config import RunConfig, changes
 from lpbnn.training.distributed import ending_well, launch
@@ -72,11 +72,15 @@ def ensemble_from_runs(
         member.folder.require_trust(trust)
     target = RunDir(folder)
     _require_empty(target)
-    config = _config(members)
+    # What ``lpbnn train --method ensemble`` with the members' settings would have written.
+    options = {"members": len(members)}
+    config = replace(members[0].config, method="ensemble", method_options=options)
+    config = resolved(config)
     splits = splits if splits is not None else load_data(config)
     info = DataInfo.of(splits)
     _check_data(members, info)
-    model = _model(members)
+    models = [load_run(member.folder.path, trust=True).model for member in members]
+    model = from_members(models)
     fabric = launch(config, alone=True)
     early = "stopped before anything was written. Start it again the same way."
     with ending_well(fabric, lambda: early):
@@ -154,16 +158,6 @@ def _check_data(members: Sequence[Member], expected: DataInfo) -> None:
                 f"{member.folder.path} was trained on other data (there -> here): {'; '.join(changed)}. "
                 "Fix: join runs of the same data, with the same files in its folder."
             )
-
-
-def _config(members: Sequence[Member]) -> RunConfig:
-    """Return what ``lpbnn train --method ensemble`` with the members' settings would have written."""
-    options = {"members": len(members)}
-    return resolved(replace(members[0].config, method="ensemble", method_options=options))
-
-
-def _model(members: Sequence[Member]) -> DeepEnsemble:
-    return from_members([load_run(member.folder.path, trust=True).model for member in members])
 
 
 def _training(members: Sequence[Member]) -> dict[str, Any]:
