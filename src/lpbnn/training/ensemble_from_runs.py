@@ -72,10 +72,7 @@ def ensemble_from_runs(
         member.folder.require_trust(trust)
     target = RunDir(folder)
     _require_empty(target)
-    # What ``lpbnn train --method ensemble`` with the members' settings would have written.
-    options = {"members": len(members)}
-    config = replace(members[0].config, method="ensemble", method_options=options)
-    config = resolved(config)
+    config = _config(members)
     splits = splits if splits is not None else load_data(config)
     info = DataInfo.of(splits)
     _check_data(members, info)
@@ -158,6 +155,12 @@ def _check_data(members: Sequence[Member], expected: DataInfo) -> None:
                 f"{member.folder.path} was trained on other data (there -> here): {'; '.join(changed)}. "
                 "Fix: join runs of the same data, with the same files in its folder."
             )
+
+
+def _config(members: Sequence[Member]) -> RunConfig:
+    """Return what ``lpbnn train --method ensemble`` with the members' settings would have written."""
+    options = {"members": len(members)}
+    return resolved(replace(members[0].config, method="ensemble", method_options=options))
 
 
 def _training(members: Sequence[Member]) -> dict[str, Any]:
