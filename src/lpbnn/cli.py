@@ -374,7 +374,8 @@ def predict(
         trust: import the modules that the run's config names (MODULE:NAME).
 
     Uncertainties are in nats, those of a regression run standard deviations in the target's unit. The
-    score is the method's own.
+    score is the method's own. After lpbnn calibrate --sets the classes of the prediction set are named; a
+    calibrated regression run has an interval.
     """
     from lpbnn.report import predict_files
     from lpbnn.report.formats import print_whole
@@ -385,7 +386,8 @@ def predict(
         raise ValueError("no image was given. Fix: lpbnn predict RUN IMAGE...")
     predict_files.require_answerable(RunDir(run).data(), full_size)
     loaded = load_run(run, trust=trust)
-    ask = predict_files.Question(loaded.model, loaded.data, samples, seed)
+    conformal = RunDir(run).conformal()
+    ask = predict_files.Question(loaded.model, loaded.data, samples, seed, conformal)
     print_whole(predict_files.answered(ask, images, out, full_size), console)
     if loaded.data.task == "segmentation" and out is None:
         console.print("For the maps give a folder: lpbnn predict RUN IMAGE... -o maps")

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from lpbnn import cli
+from lpbnn.calibration import fit_conformal
 from lpbnn.data import Dataset, load
 from lpbnn.data.files import read_images
 from lpbnn.predict import predict
@@ -150,6 +151,45 @@ def test_a_regression_answers_in_the_unit_of_its_targets(tmp_path: Path, targets
         ValueError, match="is one of regression, .* --full-size is for segmentation"
     ):
         answered(ask, paths, full_size=True)
+
+
+def test_a_run_with_conformal_scores_names_the_classes_of_the_set(tmp_path: Path) -> None:
+    digits = load("digits")
+    info = DataInfo.of(digits)
+    model = build_model(RunConfig("mcp", backbone="mlp"), info)
+    held_out = predict(model, info.normalise(digits.val.inputs))
+    conformal = fit_conformal(held_out, digits.val.targets.long(), "aps")
+    paths = [tmp_path / f"{number}.png" for number in range(3)]
+    for path in paths:
+        Image.effect_noise((8, 8), 90).save(path)
+    ask = Question(model, info, conformal=(conformal, 0.5))
+    table = classified(ask, paths, tmp_path / "a.json")
+    classified(ask, paths, tmp_path / "a.csv")
+    sets = predict(model, info.normalise(read_images(paths, info.shape))).sets(conformal, 0.5)
+    expected = [[info.classes[c] for c in row.nonzero().flatten()] for row in sets]
+    assert [row["set"] for row in json.loads((tmp_path / "a.json").read_text())] == expected
+    with (tmp_path / "a.csv").open(newline="") as file:
+        assert [row["set"] for row in csv.DictReader(file)] == [", ".join(row) for row in expected]
+    assert list(table.columns[-1].cells) == [", ".join(row) for row in expected]
+
+
+def test_a_regression_with_conformal_scores_has_intervals(tmp_path: Path) -> None:
+    digits = load("digits")
+    part = Dataset(digits.train.inputs[:60], torch.randn(60, 1))
+    unit = {"num_classes": None, "classes": (), "ood": {}, "target_mean": 40.0, "target_std": 7.0}
+    splits = replace(digits, task="regression", train=part, val=part, test=part, **unit)
+    info = DataInfo.of(splits)
+    model = build_model(RunConfig("mcp", backbone="mlp"), info)
+    conformal = fit_conformal(predict(model, info.normalise(part.inputs)), part.targets)
+    Image.effect_noise((8, 8), 90).save(tmp_path / "a.png")
+    answered(
+        Question(model, info, conformal=(conformal, 0.8)), [tmp_path / "a.png"], tmp_path / "a.json"
+    )
+    (answer,) = json.loads((tmp_path / "a.json").read_text())
+    p = predict(model, info.normalise(read_images([tmp_path / "a.png"], info.shape)))
+    low, high = p.interval(0.8, conformal)
+    assert answer["lower"] == pytest.approx(low.item() * 7 + 40, rel=1e-5)
+    assert answer["upper"] == pytest.approx(high.item() * 7 + 40, rel=1e-5)
 
 
 @pytest.mark.parametrize("task", ["regression", "classification"])

@@ -11,7 +11,7 @@ from report.conftest import SESSION, Make
 from lpbnn.metrics.info import METRICS
 from lpbnn.report import PaperTable, Table, comparison
 from lpbnn.report.runs import grouped, read_runs
-from lpbnn.report.tables import COSTS, Cell, cost, diversity, marks, recalibration
+from lpbnn.report.tables import COSTS, Cell, conformal, cost, diversity, marks, recalibration
 from lpbnn.training.files import RunError
 from lpbnn.training.rundir import RunDir
 
@@ -302,3 +302,16 @@ def test_calibrated_runs_are_compared_with_themselves_as_trained(make: Make) -> 
     assert table.rows[0].cells["as trained/ece"].mean == 0.09
     assert table.rows[0].cells["calibrated/ece"].mean == 0.05
     assert not recalibration(groups[1:]).rows
+
+
+def test_runs_with_conformal_scores_have_their_coverage_shown(make: Make) -> None:
+    scores = {"score": "lac", "level": 0.9, "coverage": 0.91, "size": 1.5, "examples": 90}
+    found = {"noise_scale": None, "scale": None, "kind": "none", "before": TEST}
+    run = make("mcp", 0, test=TEST, calibration={**found, "conformal": scores})
+    groups = grouped(read_runs([run, make("lpbnn")]))
+    table = conformal(groups)
+    assert [row.method for row in table.rows] == ["mcp"]
+    assert {key: cell.mean for key, cell in table.rows[0].cells.items()} == {
+        key: scores[key] for key in ("level", "coverage", "size", "examples")
+    }
+    assert not recalibration(groups).rows  # nothing was scaled

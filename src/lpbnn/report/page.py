@@ -121,6 +121,7 @@ def chapter(
         Section("tradeoffs", "Trade-offs", trade_offs[1:]),
         Section("calibration", "Calibration", figures.calibration(groups)),
         Section("recalibration", "Before and after calibration", tables.recalibration(groups)),
+        Section("conformal", "Prediction sets and intervals", tables.conformal(groups)),
         Section("risk", "Selective prediction", figures.risk_coverage(groups)),
         Section("curves", "Predictions", figures.predictions(groups)),
         Section("intervals", "Intervals", figures.intervals(groups)),

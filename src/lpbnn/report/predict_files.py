@@ -16,6 +16,7 @@ from rich.table import Column, Table
 
 from lpbnn import plots
 from lpbnn.backbones.deeplab import DeepLab
+from lpbnn.calibration.conformal import Conformal
 from lpbnn.data.files import header, read_images, read_scene, scaled
 from lpbnn.model import UncertainModel
 from lpbnn.report.formats import as_cell
@@ -34,13 +35,27 @@ Answer = dict[str, Any]
 
 
 class Question(Predictor):
-    """A trained model, and how it is to be asked."""
+    """A trained model, and how it is to be asked.
+
+    Args:
+        model: of the run.
+        data: of the run.
+        samples: draws of each member.
+        seed: of the draws.
+        conformal: the run's scores and their level, for prediction sets and intervals.
+    """
 
     allow_not_finite = False
 
     def __init__(
-        self, model: UncertainModel, data: DataInfo, samples: int = 4, seed: int = 0
+        self,
+        model: UncertainModel,
+        data: DataInfo,
+        samples: int = 4,
+        seed: int = 0,
+        conformal: tuple[Conformal, float] | None = None,
     ) -> None:
+        self.conformal = conformal
         # Scenes are asked one by one.
         chunk = None if data.task == "segmentation" else AT_ONCE
         config = RunConfig(seed=seed, evaluate=EvalConfig(samples=samples, chunk=chunk))
@@ -82,16 +97,24 @@ def answered(
 def classified(ask: Question, images: Sequence[Path], out: Path | None = None) -> Table:
     """The label of every image, how sure, and how much of the doubt is ignorance.
 
-    With ``out``, a .csv or .json file, also the probability of every class, as exact as it was computed.
+    A run with conformal scores names the classes of the prediction set. With ``out``, a .csv or .json file,
+    also the probability of every class, as exact as it was computed.
     """
     _require_writable(out, ask.data.task)
     p = ask(read_images(images, ask.data.shape))
     parts = [p.confidence, p.total, p.aleatoric, p.epistemic, p.ood_score]
     numbers = torch.stack(parts, 1).tolist()
+    inside = None
+    if ask.conformal is not None:
+        conformal, level = ask.conformal
+        inside = p.sets(conformal, level)
     answers: list[Answer] = []
     for path, label, row, probs in zip(images, p.labels, numbers, p.probs.tolist(), strict=True):
         values = (str(path), ask.classes[int(label)], *row)
         answer: Answer = dict(zip(("file", *COLUMNS), values, strict=True))
+        if inside is not None:
+            number = len(answers)
+            answer["set"] = [ask.classes[c] for c in inside[number].nonzero().flatten().tolist()]
         answers.append(answer | {"probabilities": dict(zip(ask.classes, probs, strict=True))})
     return _tabled(answers, ".3f", out, ", with the probability of every class")
 
@@ -106,6 +129,10 @@ def estimated(ask: Question, images: Sequence[Path], out: Path | None = None) ->
     spreads = {"std": p.total, "aleatoric_std": p.aleatoric, "epistemic_std": p.epistemic}
     parts = {"mean": p.mean * ask.data.target_std + ask.data.target_mean}
     parts |= {name: part.sqrt() * ask.data.target_std for name, part in spreads.items()}
+    if ask.conformal is not None:
+        conformal, level = ask.conformal
+        for name, bound in zip(("lower", "upper"), p.interval(level, conformal), strict=True):
+            parts[name] = bound * ask.data.target_std + ask.data.target_mean
     targets = range(p.mean.shape[1])
     names = [f"{name} {k + 1}" if len(targets) > 1 else name for k in targets for name in parts]
     columns = [part[:, k] for k in targets for part in parts.values()]
@@ -122,7 +149,7 @@ def _tabled(answers: Sequence[Answer], digits: str, out: Path | None, more: str 
     _, *columns = (name for name in answers[0] if name != "probabilities")
     table = Table(Column("image", overflow="fold"), *columns)
     for answer in answers:
-        row = (answer[name] for name in ("file", *columns))
+        row = (_as_text(answer[name]) for name in ("file", *columns))
         table.add_row(
             *(escape(printable(x)) if isinstance(x, str) else format(x, digits) for x in row)
         )
@@ -131,6 +158,11 @@ def _tabled(answers: Sequence[Answer], digits: str, out: Path | None, more: str 
         write_atomic(out, WRITERS[out.suffix.lower()](answers).encode())
         table.caption = f"Written to {escape(printable(str(out)))}{more}"
     return table
+
+
+def _as_text(value: Any) -> Any:
+    """Return a set of classes as text, and anything else as it is."""
+    return ", ".join(value) or "none" if isinstance(value, list) else value
 
 
 def _require_writable(out: Path | None, task: str) -> None:
@@ -157,6 +189,7 @@ def _csv(answers: Sequence[Answer]) -> str:
     flat = [dict(answer) for answer in answers]
     for row in flat:
         row |= {f"p({name})": value for name, value in row.pop("probabilities", {}).items()}
+        row |= {name: _as_text(value) for name, value in row.items()}
     writer.writerows([map(as_cell, row) for row in (flat[0].keys(), *map(dict.values, flat))])
     return text.getvalue()
 
@@ -191,6 +224,9 @@ def segmented(
             "epistemic": p.epistemic[0],
             "score": p.ood_score[0],
         }
+        if ask.conformal is not None:
+            conformal, level = ask.conformal
+            found["set_size"] = p.sets(conformal, level).sum(1)[0].to(torch.int32)
         arrays = {key: value.cpu().numpy() for key, value in found.items()}
         sure = arrays["confidence"]
         table.add_row(

@@ -110,6 +110,17 @@ DEVIATIONS = {
 }
 
 
+CONFORMAL: dict[str, Quantity] = {
+    key: Quantity(key, title, "lower", convention, digits=digits)
+    for key, title, convention, digits in (
+        ("level", "Level", "the share of examples that was asked for", 2),
+        ("coverage", "Coverage", "share of the test set inside its set or interval", 3),
+        ("size", "Size", "mean number of classes, or mean width in the target's unit", 2),
+        ("examples", "Held-out examples", "of the validation part, from which scores are", 0),
+    )
+}
+
+
 @dataclass(frozen=True)
 class PaperTable:
     """Published numbers to stand beside ours: ``rows[method or label][metric]``, shares in [0, 1].
@@ -513,8 +524,23 @@ def recalibration(groups: Sequence[Group]) -> Table:
         for part, path in (("as trained", ("calibration", "before")), ("calibrated", ("test",)))
         for key in TEST
     ]
-    calibrated = [g for g in groups if any(run.at("calibration") for run in g.runs)]
+    fitted = ("scale", "noise_scale")  # there may be conformal scores alone
+    calibrated = [
+        g
+        for g in groups
+        if any(run.at("calibration", key) is not None for run in g.runs for key in fitted)
+    ]
     return build("Before and after calibration", columns, calibrated, among=groups)
+
+
+def conformal(groups: Sequence[Group]) -> Table:
+    """The coverage and size of the prediction sets and intervals that runs have."""
+    where = ("calibration", "conformal")
+    columns = [
+        Column(key, info, path=(*where, key), marked=False) for key, info in CONFORMAL.items()
+    ]
+    having = [g for g in groups if any(run.at(*where) for run in g.runs)]
+    return build("Prediction sets and intervals", columns, having, among=groups)
 
 
 def uncertainty(groups: Sequence[Group]) -> Table:
