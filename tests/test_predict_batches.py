@@ -152,5 +152,7 @@ def test_batches_of_wrong_structure_are_refused(small_model: lpbnn.UncertainMode
         predict(small_model, iter([(x, x, x)]))
     with pytest.raises(ValueError, match="there are no batches"):
         predict(small_model, iter([]))
+    with pytest.raises(TypeError, match=r"got a data set, TensorDataset. Fix: DataLoader"):
+        predict(small_model, TensorDataset(x))
     with pytest.raises(ValueError, match="outputs of members"):
         Prediction.from_outputs(torch.zeros(3))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.draws import private_draws, seed_from
@@ -136,6 +136,7 @@ class Prediction:
             conformal: from ``lpbnn.calibration.fit_conformal``.
             level: the coverage.
         """
+        _require_conformal(conformal, level, "sets(conformal, level)")
         return conformal.sets(self, level)
 
     def interval(
@@ -148,6 +149,7 @@ class Prediction:
             conformal: from ``lpbnn.calibration.fit_conformal``; the level then holds whether or not the
                 model's variances are right. None takes the normal distribution of mean and total variance.
         """
+        _require_conformal(conformal, level, "interval(level, conformal)", optional=True)
         if conformal is not None:
             return conformal.interval(self, level)
         if not 0 < level < 1:
@@ -243,6 +245,17 @@ class Prediction:
             raise AttributeError(f"a {self.task} prediction has no {name}; use {instead}.")
 
 
+def _require_conformal(conformal: Any, level: Any, call: str, optional: bool = False) -> None:
+    """Refuse arguments of another type, such as the two in the wrong order."""
+    known = hasattr(conformal, "thresholds") or (optional and conformal is None)
+    if not known or not isinstance(level, int | float):
+        given = [type(value).__name__ for value in (conformal, level)]
+        raise TypeError(
+            f"expected conformal scores and a level; got {given[0]} and {given[1]}. Fix: {call}, with "
+            "conformal = lpbnn.calibration.fit_conformal(p_held_out, y)."
+        )
+
+
 def predict(
     model: nn.Module,
     x: Any,
@@ -297,6 +310,11 @@ def predict(
         if generator is not None:  # one seed for all batches: the members are the same networks
             seed = seed_from(generator, seed)
         return _predict_batches(unwrap(model), x, progress, {**options, "seed": seed})
+    if isinstance(x, Dataset):
+        raise TypeError(
+            f"expected inputs or batches of them; got a data set, {type(x).__name__}. Fix: "
+            "DataLoader(dataset, batch_size=100)."
+        )
     keep_members = keep_members is not False
     model = unwrap(model)
     samples = at_least_one("samples", samples)

@@ -357,3 +357,40 @@ def test_scores_of_another_number_of_classes_are_refused() -> None:
     conformal = Conformal("lac", fit_conformal(classes(probs), labels, by_class=True).scores[:4])
     with pytest.raises(ValueError, match="4 classes and the prediction has 5"):
         classes(new).sets(conformal, 0.5)
+
+
+def test_what_is_no_prediction_or_no_tensor_is_refused() -> None:
+    probs, labels, _ = formula_classes()
+    model: Any = lpbnn.build(nn.Linear(4, 3), "mcp")
+    with pytest.raises(TypeError, match=r"got MCP. Fix: fit_conformal\(lpbnn.predict"):
+        fit_conformal(model, labels)
+    for wrong in (labels.tolist(), labels.numpy()):
+        with pytest.raises(TypeError, match=r"Fix: torch.as_tensor"):
+            fit_conformal(classes(probs), wrong)
+
+
+def test_arguments_in_the_wrong_order_name_the_right_call() -> None:
+    probs, labels, _ = formula_classes()
+    conformal: Any = fit_conformal(classes(probs), labels)
+    level: Any = 0.9
+    for wrong in (None, level):
+        with pytest.raises(TypeError, match=r"Fix: sets\(conformal, level\)"):
+            classes(probs).sets(wrong)
+    with pytest.raises(TypeError, match=r"Fix: interval\(level, conformal\)"):
+        numbers(torch.zeros(1, 1), torch.ones(1, 1)).interval(conformal, level)
+
+
+@pytest.mark.parametrize(
+    "options", [{"penalty": -1.0}, {"penalty": math.nan}, {"free_classes": -1}]
+)
+def test_a_penalty_is_a_number_of_at_least_0(options: dict[str, Any]) -> None:
+    probs, labels, _ = formula_classes()
+    with pytest.raises(ValueError, match="both at least 0"):
+        fit_conformal(classes(probs), labels, "raps", **options)
+
+
+@pytest.mark.parametrize("option", ["by_class", "randomised"])
+def test_options_of_classes_are_refused_for_numbers(option: str) -> None:
+    one = numbers(torch.zeros(20, 1), torch.ones(20, 1))
+    with pytest.raises(ValueError, match="are for classes"):
+        fit_conformal(one, torch.zeros(20), **{option: True})

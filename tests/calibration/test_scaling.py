@@ -347,3 +347,9 @@ def test_outputs_without_members_are_refused() -> None:
     outputs, labels = overconfident()
     with pytest.raises(ValueError, match="unsqueeze\\(0\\)"):
         fit_scaling(outputs[0], labels)
+
+
+def test_no_draws_are_refused() -> None:
+    model = lpbnn.build(nn.Linear(4, 3), "mcdropout", include="*")
+    with pytest.raises(ValueError, match="samples=0: expected an integer of at least 1"):
+        calibrate(model, [(torch.randn(5, 4), torch.randint(0, 3, (5,)))], samples=0)

@@ -103,3 +103,9 @@ def test_nan_scores_have_no_ood_threshold() -> None:
         ood_threshold(torch.tensor([0.1, torch.nan]))
     with pytest.raises(ValueError, match="expected a share"):
         ood_threshold(torch.rand(3), 95)
+
+
+def test_a_threshold_needs_a_tensor_of_scores() -> None:
+    for wrong in (torch.zeros(0), [0.1, 0.2], torch.zeros(3).numpy()):
+        with pytest.raises(ValueError, match=r"expected a tensor of OOD scores.*Fix: p.ood_score"):
+            ood_threshold(wrong)

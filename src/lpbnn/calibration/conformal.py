@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from lpbnn.kernels.autograd import is_traced
+from lpbnn.likelihoods import require_tensor
 from lpbnn.predict import Prediction
 
 SetScore = Literal["lac", "aps", "raps"]
@@ -137,6 +138,12 @@ def fit_conformal(
         >>> tuple(sets.shape), sets.dtype, conformal
         ((5, 3), torch.bool, Conformal(lac, held-out examples: 200))
     """
+    if not isinstance(prediction, Prediction):
+        raise TypeError(
+            f"expected a Prediction, got {type(prediction).__name__}. Fix: fit_conformal(lpbnn.predict(model, "
+            "x), y)."
+        )
+    require_tensor(targets)
     numbers = prediction.quantity == "mean"
     method = method or ("normalised" if numbers else "lac")
     known = get_args(IntervalScore if numbers else SetScore)
@@ -144,7 +151,14 @@ def fit_conformal(
         raise ValueError(
             f"method={method!r}: for {prediction.task} choose one of {', '.join(known)}."
         )
+    if not 0 <= penalty < math.inf or free_classes < 0:
+        raise ValueError(
+            f"penalty={penalty!r}, free_classes={free_classes!r}: expected a finite number and an integer, "
+            "both at least 0."
+        )
     if numbers:
+        if by_class or randomised:
+            raise ValueError("by_class and randomised are for classes. Fix: leave them out.")
         return Conformal(method, (_residuals(prediction, targets, method),))
     _, probs = _class_rows(prediction)
     labels = targets.to(probs.device)

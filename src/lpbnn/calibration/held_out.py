@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_map
 
 from lpbnn.likelihoods import Categorical, Likelihood, MultiLabel, at_least_float32, member_axis
 from lpbnn.members.rows import copy_tensors
-from lpbnn.model import Outputs, UncertainModel, as_call, batch_size
+from lpbnn.model import Outputs, UncertainModel, as_call, at_least_one, batch_size
 from lpbnn.predict import evaluating, seeded_passes, to_device
 
 CELLS_PER_EXAMPLE = 2000  # pixels of one map that take part in a fit
@@ -60,6 +60,7 @@ def member_outputs(model: UncertainModel, x: Any, samples: int, seed: int | None
 
     They are those from which ``predict(model, x, samples=samples, seed=seed)`` averages.
     """
+    samples = at_least_one("samples", samples)
     args, kwargs = as_call(x)
     width, _ = model.chunk_sizes(batch_size(args, kwargs), samples, None)
     parts = []

@@ -52,8 +52,14 @@ def ood_threshold(ood_scores: Tensor, tpr: float = 0.95) -> float:
     """
     if not 0 < tpr <= 1:
         raise ValueError(f"tpr={tpr!r}: expected a share between 0 and 1, such as 0.95.")
+    if not isinstance(ood_scores, Tensor) or not ood_scores.numel():
+        given = type(ood_scores).__name__
+        given = "no scores" if isinstance(ood_scores, Tensor) else f"{given} instead of a tensor"
+        raise ValueError(
+            f"expected a tensor of OOD scores; got {given}. Fix: p.ood_score of OOD examples."
+        )
     scores = ood_scores.flatten()
-    if not len(scores) or not bool(scores.isfinite().all()):
+    if not bool(scores.isfinite().all()):
         raise ValueError(
             f"expected finite OOD scores, got {int((~scores.isfinite()).sum())} of {len(scores)} that are "
             "not. Fix: check the inputs and the weights of the model."
