@@ -77,8 +77,13 @@ def test_the_commands_of_a_page_can_be_read(
 ) -> None:
     monkeypatch.syspath_prepend(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(cli, "measured_run", lambda args: None)  # the reader has the runs
-    for block in pages.blocks(page.read_text("utf-8")):
+    found = pages.blocks(page.read_text("utf-8"))
+    for block in found:  # files of the page that its commands name
+        if (name := pages.FILE.match(block.code)) is not None:
+            Path(name[1]).write_text(block.code)
+    for block in found:
         for words in pages.commands(block.code) if block.language in pages.SHELLS else []:
             program, *args = words
             if program != "lpbnn":  # python FILE, python -m MODULE, torchrun ... -m MODULE
