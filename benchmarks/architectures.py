@@ -189,6 +189,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         **ENCODER,
         **RELATIVE,
         options={"exclude": ["*pos_key_proj", "*pos_query_proj"]},
+        published=RELATIVE,
     ),
     "ModernBERT": from_transformers(
         "ModernBert", **ENCODER, cls_token_id=1, bos_token_id=1, eos_token_id=2, sep_token_id=2
@@ -209,6 +210,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         num_hidden_layers=2,
         state_size=8,
         pad_token_id=0,
+        tie_word_embeddings=False,  # a tied gradient has the embedding's part, too
         options={"likelihood": "tokens", "exclude": ["*conv1d", "*dt_proj"]},
     ),
     "Falcon": from_transformers("Falcon", **TEXT, pad_token_id=0, alibi=True),
@@ -333,7 +335,8 @@ def build_member(plain: nn.Module, model: MemberEnsemble, sampled: Any, member: 
         if parametrize.is_parametrized(layer):  # its weight is computed: scale around it
             scale_around(layer, r, s)
         else:
-            layer.weight.mul_(weight_scale(layer, r, s))
+            # A new one: an embedding that shares the weight keeps it as it is.
+            layer.weight = nn.Parameter(layer.weight * weight_scale(layer, r, s))
         if factors.bias is not None:
             layer.bias.copy_(factors.bias[member])
     return net
