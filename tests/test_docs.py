@@ -14,7 +14,7 @@ import tyro
 from tools import pages
 
 import lpbnn
-from lpbnn import cli
+from lpbnn import cli, methods
 
 ROOT = Path(__file__).parents[1]
 LARGEST = 150_000  # bytes of a figure
@@ -41,6 +41,7 @@ def test_the_code_of_a_page_runs_and_prints_what_it_shows(
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(methods, "_registered", {})  # a page may register a method of its own
     plt.switch_backend("agg")
     may_warn = warnings.catch_warnings() if "warns" in found else contextlib.nullcontext()
     with may_warn:

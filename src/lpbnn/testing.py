@@ -120,7 +120,7 @@ class MethodConformance:
         assert config == module.Config()
         assert callable(module.build)
         with pytest.raises(TypeError, match="has no option 'memberz'"):
-            lpbnn.build(nn.Linear(2, 2), method, memberz=3)
+            lpbnn.build(nn.Linear(2, 2), method, memberz=3)  # type: ignore[call-overload]
 
     @pytest.mark.parametrize("backbone", BACKBONES)
     def test_every_parameter_learns_and_terms_add_up(self, method: str, backbone: str) -> None:
