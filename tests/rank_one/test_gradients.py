@@ -55,6 +55,29 @@ def test_checkpointed_blocks_compute_the_same_network_again(
     copy.deepcopy(model)
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # in the check
+@pytest.mark.parametrize("method", ["lpbnn", "rank1"])
+def test_reentrant_checkpoints_are_refused_where_layers_share_the_graph_of_their_factors(
+    method: str,
+) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(5, 5) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=True)
+            return x
+
+    model = lpbnn.build(Net(), method, num_data=10)
+    x, y = torch.randn(8, 5, requires_grad=True), torch.randint(5, (8,))
+    terms = model.loss(x, y)
+    with pytest.raises(RuntimeError, match=r"Fix: checkpoint\(..., use_reentrant=False\)"):
+        terms["loss"].backward()
+    assert lpbnn.predict(model, x).probs.isfinite().all()
+
+
 def test_frozen_weights_stay_frozen() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).requires_grad_(False)
     net = nn.Sequential(layer, nn.Flatten(), nn.Linear(24, 3))

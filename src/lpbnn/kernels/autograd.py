@@ -6,6 +6,9 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 _current_graph_task = getattr(torch._C, "_current_graph_task_id", None)
+_saved_tensor_hooks = getattr(
+    getattr(torch._C, "_autograd", None), "_top_saved_tensors_default_hooks", None
+)
 
 
 def backward_is_running() -> bool:
@@ -15,6 +18,17 @@ def backward_is_running() -> bool:
     its model, while the graph of the model's last pass is still alive, uses the factors of that pass.
     """
     return _current_graph_task is None or _current_graph_task() != -1
+
+
+def backward_is_nested() -> bool:
+    """Return True for code in a backward pass that will be differentiated by a backward pass of its own.
+
+    That is reentrant checkpointing; the other kind computes again under hooks on what is saved. Without the
+    private function that knows, the answer is always False.
+    """
+    if _saved_tensor_hooks is None or not torch.is_grad_enabled():
+        return False
+    return _saved_tensor_hooks(True) is None
 
 
 def is_traced(tree: Any) -> bool:

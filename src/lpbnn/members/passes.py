@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from lpbnn.kernels.autograd import backward_is_running
+from lpbnn.kernels.autograd import backward_is_nested, backward_is_running
 from lpbnn.members.rows import BatchMode, rows_needed
 
 
@@ -149,6 +149,13 @@ class PassSlot:
         if state is None and self._replay is not None:
             replayed = self._replay()
             if replayed is not None and backward_is_running():
+                sampled = getattr(replayed, "sampled", None)
+                if backward_is_nested() and getattr(sampled, "has_graph", False):
+                    raise RuntimeError(
+                        "reentrant checkpointing differentiates every block by itself, and the blocks of "
+                        "this model share the graph of its sampled factors. Fix: "
+                        "checkpoint(..., use_reentrant=False)."
+                    )
                 return replayed
             self._replay = None
         return state

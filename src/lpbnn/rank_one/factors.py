@@ -48,6 +48,11 @@ class SampledFactors:
         self.layers = layers
         self.count = layers[0].s.shape[0]  # members
 
+    @property
+    def has_graph(self) -> bool:
+        """True if the factors were computed from the layers' parameters, with gradients."""
+        return any(f.r.grad_fn is not None for f in self.layers)
+
     def take(self, start: int, count: int) -> "SampledFactors":
         """Return ``count`` members, from ``start`` on."""
         if start == 0 and count >= self.count:
