@@ -1,4 +1,4 @@
-"""Make RESULTS.md (the paper's tables) and docs/results/fair-cifar10.md from results/*.csv and *.jsonl.
+"""Make paper.md (the paper's tables) and fair-cifar10.md in docs/results from results/*.csv and *.jsonl.
 
 Command: ``python -m tools.make_results``. The text around the tables is in tools/*_template.md.
 """
@@ -18,7 +18,7 @@ from lpbnn.experiments import diversity, stability, table1, table2
 from lpbnn.report.runs import title
 from lpbnn.training.bench import ratio
 
-PAGE = ROOT / "RESULTS.md"
+PAGE = ROOT / "docs" / "results" / "paper.md"
 TEMPLATE = Path(__file__).with_name("results_template.md")
 FAIR_PAGE = ROOT / "docs" / "results" / "fair-cifar10.md"
 FAIR_TEMPLATE = Path(__file__).with_name("fair_template.md")
@@ -89,7 +89,7 @@ PAIRS = tuple(
 
 
 def page(folder: Path = RESULTS) -> str:
-    """Return RESULTS.md; the same files give the same text."""
+    """Return docs/results/paper.md; the same files give the same text."""
     tables = {
         name: read_csv(folder / f"{name}.csv")
         for name in ("cifar10", "cifar100", "segmentation", "stability")

@@ -112,7 +112,7 @@ def _beside(
 
 
 def _mean(values: Sequence[float], column: Column) -> str:
-    """Return the mean with the standard deviation over seeds, as in RESULTS.md."""
+    """Return the mean with the standard deviation over seeds, as in docs/results/paper.md."""
     if not values:
         return ""
     text = column.text(mean(values))

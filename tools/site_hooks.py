@@ -18,9 +18,9 @@ from tools import method_tables, reference_tables
 ROOT = Path(__file__).parents[1]
 # Files of the repository that are pages of the site.
 PAGES = {
-    "RESULTS.md": "results/index.md",
     "CHANGELOG.md": "project/changelog.md",
     "CONTRIBUTING.md": "project/contributing.md",
+    "SECURITY.md": "project/security.md",
 }
 LINK = re.compile(
     r"(?<!!)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)"
@@ -87,10 +87,10 @@ def moved(text: str, page: str) -> str:
 
     Example:
         >>> moved(
-        ...     "[a](docs/howto/own-loop.md#b), [c](RESULTS.md), [d](results/README.md)",
+        ...     "[a](docs/howto/own-loop.md#b), [c](SECURITY.md), [d](results/README.md)",
         ...     "project/changelog.md",
         ... )
-        '[a](../howto/own-loop.md#b), [c](../results/index.md), [d](../../results/README.md)'
+        '[a](../howto/own-loop.md#b), [c](security.md), [d](../../results/README.md)'
     """
 
     def link(found: re.Match[str]) -> str:
@@ -106,10 +106,10 @@ def outside(text: str, page: str) -> str:
 
     Example:
         >>> outside(
-        ...     "[the records](../../results/README.md) of [all](../../RESULTS.md)",
+        ...     "[the records](../../results/README.md) and [more](../../SECURITY.md)",
         ...     "project/lab-notes.md",
         ... )
-        'the records (`results/README.md`) of [all](../results/index.md)'
+        'the records (`results/README.md`) and [more](security.md)'
     """
     here = PurePosixPath(page).parent
 
