@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,7 @@ from lpbnn.training.files import read_json, write_json
 MEMBERS, BATCH, CLASSES, REPEATS = 3, 6, 5, 9
 TOLERANCE = 1e-8  # of the largest number, in float64
 TOKENS, LENGTH = 99, 12
+PROJECTIONS = ("q_proj", "k_proj", "v_proj")  # of nn.MultiheadAttention, in the order of its matrix
 Inputs = Any
 Settings = dict[str, Any]
 
@@ -124,7 +125,7 @@ def from_transformers(
 
 
 def from_timm(name: str, size: int = 32, **settings: Any) -> Architecture:
-    """Return an architecture of timm, by its name there."""
+    """Return an architecture of timm, by its name there; settings make it take small pictures."""
 
     def make() -> nn.Module:
         package = importlib.import_module("timm")
@@ -133,15 +134,21 @@ def from_timm(name: str, size: int = 32, **settings: Any) -> Architecture:
     return Architecture("timm", make, pictures(size, ""))
 
 
-def from_torchvision(name: str, size: int = 32, dense: bool = False) -> Architecture:
-    """Return an architecture of torchvision, by its name there."""
+def from_torchvision(
+    name: str,
+    size: int = 32,
+    dense: bool = False,
+    options: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Architecture:
+    """Return an architecture of torchvision, by its name there; settings make it take small pictures."""
 
     def make() -> nn.Module:
         package = importlib.import_module("torchvision.models")
         weights = {"weights_backbone": None} if dense else {}
-        return package.get_model(name, weights=None, num_classes=CLASSES, **weights)
+        return package.get_model(name, weights=None, num_classes=CLASSES, **weights, **settings)
 
-    return Architecture("torchvision", make, pictures(size, ""), dense)
+    return Architecture("torchvision", make, pictures(size, ""), dense, options)
 
 
 TEXT: Settings = {
@@ -302,13 +309,27 @@ ARCHITECTURES: dict[str, Architecture] = {
     "timm mobilenetv3_small_100": from_timm("mobilenetv3_small_100"),
     "timm convnext_atto": from_timm("convnext_atto"),
     "timm vit_tiny_patch16_224": from_timm("vit_tiny_patch16_224", img_size=32),
-    "timm mixer_s32_224": from_timm("mixer_s32_224", 224),
+    "timm deit_tiny_patch16_224": from_timm("deit_tiny_patch16_224", img_size=32),
+    "timm mixer_s32_224": from_timm("mixer_s32_224", 64, img_size=64),
+    "timm regnety_002": from_timm("regnety_002"),
+    "timm poolformer_s12": from_timm("poolformer_s12"),
+    "timm nf_resnet26": from_timm("nf_resnet26"),
     "torchvision resnet18": from_torchvision("resnet18"),
+    "torchvision resnet50": from_torchvision("resnet50"),
     "torchvision densenet121": from_torchvision("densenet121"),
+    "torchvision efficientnet_b0": from_torchvision("efficientnet_b0"),
     "torchvision mobilenet_v3_small": from_torchvision("mobilenet_v3_small"),
-    "torchvision vit_b_16": from_torchvision("vit_b_16", 224),
-    "torchvision swin_t": from_torchvision("swin_t", 64),
-    "torchvision deeplabv3_resnet50": from_torchvision("deeplabv3_resnet50", 64, dense=True),
+    "torchvision regnet_y_400mf": from_torchvision("regnet_y_400mf"),
+    "torchvision shufflenet_v2_x0_5": from_torchvision("shufflenet_v2_x0_5"),
+    "torchvision convnext_tiny": from_torchvision("convnext_tiny"),
+    "torchvision vit_b_16": from_torchvision("vit_b_16", image_size=32),
+    "torchvision swin_t, without attention": from_torchvision(
+        "swin_t", options={"exclude": ["*attn.qkv", "*attn.proj"]}
+    ),
+    "torchvision deeplabv3_resnet50": from_torchvision("deeplabv3_resnet50", dense=True),
+    "torchvision lraspp_mobilenet_v3_large": from_torchvision(
+        "lraspp_mobilenet_v3_large", dense=True
+    ),
 }
 
 
@@ -331,15 +352,50 @@ def build_member(plain: nn.Module, model: MemberEnsemble, sampled: Any, member: 
     net = copy.deepcopy(plain)
     for converted, factors in zip(cast(Any, model).layers, sampled.layers, strict=True):
         r, s = factors.r[member], factors.s[member]
-        layer: Any = net.get_submodule(converted.path)
-        if parametrize.is_parametrized(layer):  # its weight is computed: scale around it
+        place = find_place(net, converted.path)
+        layer = place.layer
+        if computes_weight(layer):
             scale_around(layer, r, s)
         else:
             # A new one: an embedding that shares the weight keeps it as it is.
-            layer.weight = nn.Parameter(layer.weight * weight_scale(layer, r, s))
+            weight = getattr(layer, place.weight).clone()
+            weight[place.rows] *= weight_scale(layer, r, s)
+            setattr(layer, place.weight, nn.Parameter(weight))
         if factors.bias is not None:
-            layer.bias.copy_(factors.bias[member])
+            getattr(layer, place.bias)[place.rows] = factors.bias[member]
     return net
+
+
+class Place(NamedTuple):
+    """Where a network without members keeps the weight of a converted layer.
+
+    Args:
+        layer: a layer, or the ``nn.MultiheadAttention`` that holds three projections as one matrix.
+        weight: the name of its weight.
+        bias: the name of its bias.
+        rows: of weight and bias.
+    """
+
+    layer: Any
+    weight: str = "weight"
+    bias: str = "bias"
+    rows: slice = slice(None)
+
+
+def find_place(net: nn.Module, path: str) -> Place:
+    """Return where the plain network has the weight of a layer that is converted as ``path``."""
+    parent, _, name = path.rpartition(".")
+    attention = net.get_submodule(parent)
+    if name in PROJECTIONS and isinstance(attention, nn.MultiheadAttention):
+        start = PROJECTIONS.index(name) * attention.embed_dim
+        rows = slice(start, start + attention.embed_dim)
+        return Place(attention, "in_proj_weight", "in_proj_bias", rows)
+    return Place(net.get_submodule(path))
+
+
+def computes_weight(layer: nn.Module) -> bool:
+    """Return True if a layer's forward uses a weight that it makes of its own, such as a standardised one."""
+    return parametrize.is_parametrized(layer) or "Std" in type(layer).__name__
 
 
 def weight_scale(layer: Any, r: Tensor, s: Tensor) -> Tensor:
@@ -350,16 +406,20 @@ def weight_scale(layer: Any, r: Tensor, s: Tensor) -> Tensor:
     groups = getattr(layer, "groups", 1)
     columns = columns.view(groups, -1).repeat_interleave(len(rows) // groups, 0)
     scale = rows.unsqueeze(1) * columns
-    return scale.view(*scale.shape, *(1,) * (layer.weight.dim() - 2))
+    return scale.view(*scale.shape, *(1,) * len(getattr(layer, "kernel_size", ())))
 
 
 def scale_around(layer: Any, r: Tensor, s: Tensor) -> None:
-    """Scale the inputs and the outputs, without the bias, of a convolution in one dimension."""
-    r, s = r[:, None], s[:, None]
+    """Scale the inputs and the outputs, without the bias, of a convolution that computes its weight."""
+    shape = (-1, *(1,) * len(layer.kernel_size))
+    r, s = r.view(shape), s.view(shape)
     layer.register_forward_pre_hook(lambda _, args: (args[0] * r, *args[1:]))
-    layer.register_forward_hook(
-        lambda layer, _, y: (y - layer.bias[:, None]) * s + layer.bias[:, None]
-    )
+
+    def scale(layer: Any, _: object, y: Tensor) -> Tensor:
+        bias = 0 if layer.bias is None else layer.bias.view(shape)
+        return (y - bias) * s + bias
+
+    layer.register_forward_hook(scale)
 
 
 def difference(found: Tensor, expected: Tensor) -> float:
@@ -432,19 +492,20 @@ def gradient_difference(
         (model.readout(net(*args, **kwargs)) * part).sum().backward()
     worst = largest = 0.0
     for number, converted in enumerate(cast(Any, model).layers):
-        layers: list[Any] = [net.get_submodule(converted.path) for net in nets]
-        if parametrize.is_parametrized(layers[0]):
+        places = [find_place(net, converted.path) for net in nets]
+        if computes_weight(places[0].layer):
             continue
         factors = sampled.layers[number]
+        gradients = [getattr(place.layer, place.weight).grad for place in places]
         expected = sum(
-            layer.weight.grad * weight_scale(layer, factors.r[j], factors.s[j])
-            for j, layer in enumerate(layers)
-            if layer.weight.grad is not None
+            gradient[place.rows] * weight_scale(place.layer, factors.r[j], factors.s[j])
+            for j, (place, gradient) in enumerate(zip(places, gradients, strict=True))
+            if gradient is not None
         )
         found = converted.layer.weight.grad
         if isinstance(expected, int):  # no member used the layer
             expected = torch.zeros_like(converted.layer.weight)
-        if type(layers[0]).__name__ == "Conv1D":
+        if type(places[0].layer).__name__ == "Conv1D":
             expected = expected.mT
         found = torch.zeros_like(expected) if found is None else found
         worst = max(worst, float((found - expected).abs().max()))
