@@ -14,6 +14,7 @@ import pytest
 from damage import damaged
 from PIL import Image
 
+from lpbnn.report import write_report
 from lpbnn.training.files import RunError
 from lpbnn.training.run import load_run
 from lpbnn.training.rundir import MANIFEST, RunDir
@@ -31,6 +32,7 @@ READERS: dict[str, Callable[[RunDir], Any]] = {
 BYTES_TRIES = 120  # of each file
 JSON_TRIES = 400
 COMMAND_TRIES = 60
+ARRAYS_TRIES = 100
 VALUES: tuple[Any, ...] = (
     *(None, True, 0, -1, 10**30, -(10**30), 1e308, float("nan"), float("inf"), 0.5),
     *("", "x", "../../x", "/etc/passwd", "\x1b[2J\x1b]0;owned\x07", "=1+1", "ü\udcff", "a" * 10**5),
@@ -153,6 +155,54 @@ def test_the_command_answers_or_exits_with_2(
         assert "\x1b]" not in found.out + found.err
         assert "\x1b[2J" not in found.out + found.err
         assert sorted(folder.parent.iterdir()) == before
+
+
+def odd(array: np.ndarray, draw: random.Random) -> np.ndarray:
+    """Another shape, type or size."""
+    ways: tuple[Callable[[], np.ndarray], ...] = (
+        lambda: array.ravel(),
+        lambda: array[None],
+        lambda: array[:0] if array.ndim else array,
+        lambda: array[: len(array) // 2] if array.ndim else array,
+        lambda: np.swapaxes(array, 0, -1) if array.ndim else array,
+        lambda: np.array(3),
+        lambda: np.full(array.shape, np.nan),
+        lambda: np.full(array.shape, -1e300),
+        lambda: np.zeros(array.shape, np.complex64),
+        lambda: np.zeros(array.shape, "datetime64[s]"),
+        lambda: np.zeros(array.shape, [("x", "f4")]),
+        lambda: np.zeros(array.shape, bool),
+        lambda: np.array(["\x1b[2J\x1b]0;owned\x07", "<script>alert(1)</script>"]),
+    )
+    return draw.choice(ways)()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_arrays_of_any_shape_are_shown_or_told(folder: Path, command: Callable[..., int]) -> None:
+    draw, run, out = random.Random(0), foreign(folder), folder.parent / "out"
+    whole = run.arrays()
+    for i in range(ARRAYS_TRIES):
+        arrays = dict(whole)
+        for name in draw.sample(sorted(whole), draw.choice((1, 1, 3))):
+            arrays[name] = odd(arrays[name], draw)
+            if draw.random() < 0.2:
+                del arrays[name]
+        np.savez(folder / "predictions.npz", **arrays)  # type: ignore[arg-type]
+        shutil.rmtree(out, ignore_errors=True)
+        if i % 2:
+            assert command("keep", folder, "--into", out) in (0, 2)
+        elif command("report", folder, "-o", out / "a.html") == 0:
+            assert "<script>alert" not in (out / "a.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["examples/test/images", "examples/test/labels", "test/probs"])
+def test_arrays_that_do_not_fit_are_told_by_the_name_of_the_run(folder: Path, name: str) -> None:
+    run = foreign(folder)
+    run.write_arrays({**run.arrays(), name: np.zeros(0)})
+    with pytest.raises(RunError, match=r"arrays of .*run do not fit this version of lpbnn"):
+        write_report([folder], folder.parent / "a.html")
+    assert not (folder.parent / "a.html").exists()
 
 
 def test_a_run_is_kept_inside_of_the_folder_that_was_named(

@@ -1,6 +1,9 @@
 """The ledger keeps every number of a run and refuses what would count twice."""
 
+import io
 import json
+import lzma
+import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -325,3 +328,48 @@ def test_what_a_packed_ledger_lacks_is_told(make: Make, packed: Path) -> None:
     packed.write_bytes(packed.read_bytes()[:-100])
     with pytest.raises(RunError, match=r"kept.tar.xz is damaged .* Fix"):
         Run.read(packed / "digits" / "a.json")
+
+
+def test_a_users_own_arrays_are_not_replaced(make: Make, ledger: Path) -> None:
+    ledger.mkdir(parents=True)
+    (ledger / "mine.npz").write_bytes(b"untouched")
+    run = make("mcp", folder="mine")
+    with pytest.raises(RunError, match="mine.npz is no file of a kept run"):
+        keep(run, ledger)
+    assert (ledger / "mine.npz").read_bytes() == b"untouched"
+    assert not (ledger / "mine.json").exists()
+
+
+def packed_by_others(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
+    with tarfile.open(path, "w:xz", preset=0) as tar:
+        for member, content in members:
+            member.size = len(content) if member.isreg() else 0
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+@pytest.mark.parametrize("target", ["a.json", "../../etc/passwd", "/etc/passwd", "b.json"])
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
+def test_links_in_an_archive_are_left_out(tmp_path: Path, kind: bytes, target: str) -> None:
+    members = []
+    for name in ("k/a.json", "k/b.json"):  # in a circle, to themselves, elsewhere, nowhere
+        member = tarfile.TarInfo(name)
+        member.type, member.linkname = kind, target
+        members.append((member, b""))
+    path = packed_by_others(tmp_path / "k.tar.xz", *members)
+    assert archive.files(path, deep=True) == []
+    with pytest.raises(RunError, match="k.tar.xz has no k/a.json"):
+        Run.read(path / "k" / "a.json")
+
+
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_an_archive_is_unpacked_in_bounded_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: bytes
+) -> None:
+    monkeypatch.setattr(archive, "MOST", 2**20)
+    member = tarfile.TarInfo("k/a.json")
+    member.size, member.type = 2**24, kind
+    head = member.tobuf(tarfile.GNU_FORMAT)
+    (tmp_path / "k.tar.xz").write_bytes(lzma.compress(head + bytes(2**24), preset=0))
+    with pytest.raises(RunError, match="it unpacks to more than 1,048,576 bytes"):
+        Run.read(tmp_path / "k.tar.xz" / "k" / "a.json")

@@ -15,6 +15,7 @@ import torch
 
 from lpbnn.data import Splits
 from lpbnn.training import RunConfig, RunError, files
+from lpbnn.training.calibrate import calibrate_run
 from lpbnn.training.run import load_run, reevaluate, run
 from lpbnn.training.rundir import CONFORMAL, FILES, MANIFEST, RunDir
 
@@ -161,6 +162,36 @@ def test_one_process_writes_to_a_folder(finished: Path, tmp_path: Path, splits: 
     reevaluate(folder.path, splits=splits)
 
 
+def before_the_lock(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> None:
+    """Let another process lock a folder, do its work and end, just before this one locks it."""
+    locked = RunDir.locked
+
+    def late(folder: RunDir) -> Any:
+        monkeypatch.setattr(RunDir, "locked", locked)
+        work()
+        return locked(folder)
+
+    monkeypatch.setattr(RunDir, "locked", late)
+
+
+def test_a_run_that_ended_before_the_lock_is_not_overwritten(
+    make: Make, splits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before_the_lock(monkeypatch, lambda: run(make(seed=1), tmp_path / "run", splits=splits))
+    with pytest.raises(RunError, match="holds a finished run"):
+        run(make(seed=2), tmp_path / "run", splits=splits)
+    assert load_run(tmp_path / "run").config.seed == 1
+
+
+def test_a_run_replaced_before_the_lock_is_measured_under_its_own_name(
+    finished: Path, make: Make, splits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, other = copy(finished, tmp_path / "run"), make("edl", seed=3)
+    before_the_lock(monkeypatch, lambda: run(other, folder.path, overwrite=True, splits=splits))
+    assert reevaluate(folder.path, splits=splits)["method"] == "edl"
+    assert folder.results()["seed"] == 3
+
+
 def test_a_file_system_without_locks_gives_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,6 +270,53 @@ def test_a_run_killed_at_any_write_goes_on_to_the_same_end(
         )  # nothing left over
     assert kills > 30
     assert 3 <= restarted < 12  # before the config is there
+
+
+def calibrated(folder: RunDir, splits: Splits) -> dict[str, Any]:
+    return calibrate_run(folder.path, splits=splits, sets="lac")
+
+
+def test_results_of_other_weights_are_told_until_it_is_calibrated_again(
+    finished: Path, tmp_path: Path, splits: Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, folder = (copy(finished, tmp_path / name) for name in ("whole", "run"))
+    expected = calibrated(whole, splits)
+    with monkeypatch.context() as patch:
+        patch.setattr("lpbnn.training.calibrate.measure", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            calibrated(folder, splits)
+    for read in (folder.results, lambda: reevaluate(folder.path, splits=splits)):
+        with pytest.raises(
+            RunError, match=r"not of the weights.safetensors .* Fix: lpbnn calibrate"
+        ):
+            read()
+    assert calibrated(folder, splits)["test"] == expected["test"] == folder.results()["test"]
+
+
+def interrupted(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.slow
+def test_a_calibration_killed_at_any_write_is_told_or_whole(
+    finished: Path, tmp_path: Path, splits: Splits
+) -> None:
+    whole = copy(finished, tmp_path / "whole")
+    before, after = whole.results()["test"], calibrated(whole, splits)["test"]
+    kills = told = 0
+    while True:
+        folder = copy(finished, tmp_path / str(kills))
+        if not killed_at(kills + 1, lambda: calibrated(folder, splits)):  # noqa: B023
+            break
+        kills += 1
+        try:
+            same = load_run(folder.path).model.likelihood.scaling is None
+            assert folder.results()["test"] == (before if same else after)
+        except RunError:
+            told += 1
+        assert calibrated(folder, splits)["test"] == after
+    assert kills > 20
+    assert told > 10
 
 
 def test_overwriting_killed_at_any_write_can_be_overwritten_again(

@@ -15,7 +15,8 @@ Beside the file of a first seed (0) lies NAME.npz, what the figures of the repor
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Required
@@ -147,26 +148,42 @@ def arrays(path: Path) -> dict[str, np.ndarray]:
         rows = folder.log() if (folder / LOG).exists() else []
         columns = dict.fromkeys(name for row in rows for name in row)
         log = {f"log/{n}": np.array([row.get(n, np.nan) for row in rows]) for n in columns}
-        return found | log | risk(found)
+        with fitting([path]):
+            return found | log | risk(found)
     beside = path.with_suffix(".npz")
     if not archive.exists(beside):
         return {}
     return read_arrays(read_bytes(beside), str(beside), "keep the run again")
 
 
+@contextmanager
+def fitting(paths: Iterable[Path]) -> Iterator[None]:
+    """Raise a ``RunError`` that names the runs if what is made of their arrays inside the block fails."""
+    try:
+        yield
+    except RunError:
+        raise
+    except Exception as error:  # arrays of any shape and type fail in any way at all
+        raise RunError(
+            f"the arrays of {', '.join(map(str, paths))} do not fit this version of lpbnn ({error!r}). Fix: "
+            "evaluate the runs again, or leave out those that are not yours."
+        ) from error
+
+
 def figure_bytes(path: Path) -> bytes | None:
     """The small arrays of a run, as a file; None where it has none."""
     stored = arrays(path)
-    found = {
-        name: kept
-        for name, array in stored.items()
-        if name.startswith(FIGURES) and (kept := _thumbnail(name, array)) is not None
-    }
-    found |= {
-        f"quantiles/{name.removesuffix(SCORES)}": score_quantiles(array)
-        for name, array in stored.items()
-        if name.endswith(SCORES) and array.ndim == 1 and array.size
-    }
+    with fitting([path]):
+        found = {
+            name: kept
+            for name, array in stored.items()
+            if name.startswith(FIGURES) and (kept := _thumbnail(name, array)) is not None
+        }
+        found |= {
+            f"quantiles/{name.removesuffix(SCORES)}": score_quantiles(array)
+            for name, array in stored.items()
+            if name.endswith(SCORES) and array.ndim == 1 and array.size
+        }
     if not found:
         return None
     buffer = io.BytesIO()
@@ -254,7 +271,7 @@ def _of_folder(folder: RunDir) -> Entry:
         "run": folder.path.resolve().name,
         "sessions": folder.sessions(),
         "config": config,
-        "data": read_json(folder / DATA),
+        "data": folder.read_json(DATA),
         "conventions": _conventions(results, config),
         "results": results,
     }

@@ -7,6 +7,7 @@ A folder of the ledger is read like run folders are: every table and page takes 
 ``read_ledger("results/records.tar.xz/cifar10-fast")`` reads a folder of an archive.
 """
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -32,12 +33,17 @@ def keep(run: str | Path, into: str | Path) -> Path:
     _check_distinct([*others, new])
     if path.exists():
         _check_same_training(Run.read(path), new.settings)
+    elif os.path.lexists(path.with_suffix(".npz")):
+        raise RunError(
+            f"{path.with_suffix('.npz')} is no file of a kept run: there is no {path.name} beside it. Fix: "
+            "keep the run in another folder, or rename that file."
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     # Figures show one seed, and pictures would make the ledger large.
     figures = figure_bytes(Path(run)) if new.seed == 0 else None
-    if figures is not None:
-        _write(path.with_suffix(".npz"), figures)
     _write(path, to_text(entry).encode())
+    if figures is not None:  # last: without its record such a file is somebody else's
+        _write(path.with_suffix(".npz"), figures)
     return path
 
 

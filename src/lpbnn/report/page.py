@@ -17,6 +17,7 @@ from rich.markup import escape
 
 from lpbnn.report import figures, gallery, tables
 from lpbnn.report.colours import COLOURS, assign
+from lpbnn.report.entries import fitting
 from lpbnn.report.runs import Group, Run, by_data, grouped, read_runs
 from lpbnn.report.settings import made
 from lpbnn.report.tables import RULE, Column, PaperTable, Table
@@ -93,7 +94,8 @@ def page(runs: Sequence[Run], title: str | None = None, reference: PaperTable | 
     for number, (data, groups) in enumerate(parts.items()):
         prefix = f"d{number}-" if len(parts) > 1 else ""
         groups = [replace(group, index=index[group.label]) for group in groups]
-        chapters.append(chapter(groups, data, prefix, reference))
+        with fitting(run.path for run in runs):
+            chapters.append(chapter(groups, data, prefix, reference))
     script, style = _own("page.js"), _own("style.css")
     return (
         _templates()

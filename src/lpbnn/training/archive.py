@@ -3,13 +3,14 @@
 An archive is used like the folder that was packed: a path goes through the archive's name.
 """
 
+import io
 import lzma
 import tarfile
 from functools import lru_cache
 from pathlib import Path
 
 SUFFIX = ".tar.xz"
-MOST = 2**30  # bytes of all files of an archive
+MOST = 2**28  # bytes of an unpacked archive
 
 
 def locate(path: Path) -> tuple[Path, str] | None:
@@ -70,18 +71,16 @@ def exists(path: Path) -> bool:
 @lru_cache(maxsize=2)
 def _members(archive: Path, modified: int, size: int) -> dict[str, bytes]:
     del modified, size  # in the key: a rewritten archive is read again
-    content: dict[str, bytes] = {}
-    left = MOST
     try:
-        with tarfile.open(archive, "r:xz") as tar:
-            for member in tar:
-                left -= member.size
-                if left < 0:  # a megabyte of zeros, packed, may stand for gigabytes
-                    raise ValueError(f"{archive} unpacks to more than {MOST:,} bytes.")
-                if (file := tar.extractfile(member)) is not None:
-                    content[member.name] = file.read()
-    except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
+        with lzma.open(archive) as packed:
+            unpacked = packed.read(MOST + 1)
+        if len(unpacked) > MOST:  # a megabyte of zeros, packed, may stand for gigabytes
+            raise ValueError(f"it unpacks to more than {MOST:,} bytes")
+        with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as tar:
+            # Links may lead anywhere or in a circle, and a sparse file may be of any size.
+            regular = [member for member in tar if member.isreg() and not member.issparse()]
+            return {member.name: tar.extractfile(member).read() for member in regular}  # type: ignore[union-attr]
+    except Exception as error:  # bytes that are no archive can fail in any way at all
         raise ValueError(
             f"{archive} is damaged ({error}). Fix: restore it from a copy (git checkout)."
         ) from error
-    return content

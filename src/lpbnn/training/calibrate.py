@@ -77,7 +77,8 @@ def calibrate_run(
         raise RunError(f"level {level}: expected a share between 0 and 1, such as 0.9.")
     if by_class and sets is None:
         raise RunError("--by-class is for prediction sets. Fix: --sets lac --by-class.")
-    with finished(folder, splits, data_root, trust) as (target, config, splits, fabric):
+    run = finished(folder, splits, data_root, trust, calibrating=True)
+    with run as (target, config, splits, fabric):
         numbers = splits.task == "regression"
         if numbers and sets is not None:
             raise RunError(
@@ -187,10 +188,10 @@ class _Fit:
         self, found: dict[str, Any], conformal: tuple[Conformal, float] | None
     ) -> dict[str, Any]:
         """Write everything, and measure the run again."""
+        train = self.target.results(calibrating=True)["train"]
         self.target.write_conformal(None)  # the old scores are of the old weights
         self.target.save_weights(self.model)
         self.target.write_conformal(conformal)
-        train = self.target.results()["train"]
         again = environment(self.fabric.device, self.fabric.world_size)
         return measure(
             self.target,

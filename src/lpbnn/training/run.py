@@ -90,9 +90,9 @@ def _run(
     ranks = Ranks(fabric)
 
     def plan() -> Plan:
-        planned = _plan(config, target, resume, overwrite)
+        _plan(config, target, resume, overwrite)  # before a folder is made to be locked
         lock.enter_context(target.locked())
-        return planned
+        return _plan(config, target, resume, overwrite)  # of what another process may have left
 
     def begin() -> None:
         if planned == "fresh":
@@ -161,19 +161,23 @@ def reevaluate(
 
 @contextmanager
 def finished(
-    folder: str | Path, splits: Splits | None, data_root: str | None, trust: bool
+    folder: str | Path,
+    splits: Splits | None,
+    data_root: str | None,
+    trust: bool,
+    calibrating: bool = False,
 ) -> "Iterator[tuple[RunDir, RunConfig, Splits, Fabric]]":
     """Yield the locked folder of a finished run, its config, its data and a fabric of one process."""
     target = RunDir(folder)
-    target.require_trust(trust)
-    config = target.config_as_measured()
-    config = replace(config, data_root=config.data_root if data_root is None else data_root)
-    target.results()  # an unfinished run is refused before its data is loaded
-    splits = splits if splits is not None else load_data(config)
-    target.require_data(DataInfo.of(splits))
-    fabric = launch(config, alone=True)
-    with target.locked():
-        yield target, config, splits, fabric
+    target.results(calibrating)  # an unfinished run is refused before its folder is locked
+    with target.locked():  # before the config is read, which another process could replace
+        target.require_trust(trust)
+        config = target.config_as_measured()
+        config = replace(config, data_root=config.data_root if data_root is None else data_root)
+        target.results(calibrating)
+        splits = splits if splits is not None else load_data(config)
+        target.require_data(DataInfo.of(splits))
+        yield target, config, splits, launch(config, alone=True)
 
 
 def _measure_again(

@@ -67,7 +67,7 @@ FILES = (
     *(MANIFEST, CONFIG, DATA, ENVIRONMENT, LOG, CHECKPOINT),
     *(WEIGHTS, CONFORMAL, RESULTS, PREDICTIONS),
 )
-
+MEASURED = (WEIGHTS, CONFORMAL)  # what the results are of, and ``lpbnn calibrate`` replaces
 LEARNED_FROM = ("shape", "classes", "num_train")  # more data of other kinds may come later
 
 State = Literal["empty", "unfinished", "finished"]
@@ -330,7 +330,17 @@ class RunDir:
     def write_results(self, results: Mapping[str, Any]) -> None:
         """Write the numbers, and of which config they are; from now on the run is finished."""
         own = {"config_digest": self.config_digest()} if (self / CONFIG).exists() else {}
+        own |= {"digests": {name: self.digest(name) for name in MEASURED}}
         self.write(RESULTS, to_json({**results, **own}))
+
+    def digest(self, name: str) -> str | None:
+        """Return the SHA-256 digest of a file of the run; None if there is no such file."""
+        if not os.path.lexists(self / name):
+            return None
+        known = self.digests().get(name, [])
+        if len(known) == 1:  # compared when the file is read
+            return known[0]
+        return hashlib.sha256(read_regular(self / name)).hexdigest()
 
     def config_digest(self) -> str:
         """Return the digest of what decides the training in the stored config."""
@@ -338,11 +348,14 @@ class RunDir:
         decisive = {k: v for k, v in config.items() if k not in MAY_DIFFER["resume"]}
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
-    def results(self) -> dict[str, Any]:
+    def results(self, calibrating: bool = False) -> dict[str, Any]:
         """Return the numbers of a finished run.
 
+        Args:
+            calibrating: True if they may be of weights as they were before a calibration that was stopped.
+
         Raises:
-            RunError: if the run is not finished, or they are another run's.
+            RunError: if the run is not finished, or they are another run's or of other weights.
         """
         if self.is_stopped():
             raise RunError(
@@ -357,7 +370,19 @@ class RunDir:
                         f"{self / RESULTS} is of {key} {results[key]!r}, {CONFIG} beside it of "
                         f"{config.get(key)!r}: two runs were mixed. Fix: train again with overwrite."
                     )
+        measured = results.get("digests")
+        if isinstance(measured, Mapping) and not calibrating:
+            self._require_measured(measured)
         return results
+
+    def _require_measured(self, measured: Mapping[str, Any]) -> None:
+        """Raise a ``RunError`` if the results are not of the files that are there."""
+        for name in MEASURED:
+            if self.digest(name) not in (None, measured.get(name)):  # tables need no weights
+                raise RunError(
+                    f"{self / RESULTS} is not of the {name} beside it: a calibration was stopped. Fix: lpbnn "
+                    f"calibrate {self.path}, with the options that it had."
+                )
 
     def write_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Write the arrays of the report, compressed."""
