@@ -28,8 +28,8 @@ from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_map_only
 
 import lpbnn
+from lpbnn.members.call import as_call
 from lpbnn.members.ensemble import MemberEnsemble
-from lpbnn.model import as_call
 from lpbnn.training.bench import interleaved
 from lpbnn.training.environment import environment
 from lpbnn.training.files import read_json, write_json
@@ -452,8 +452,9 @@ def compare(architecture: Architecture) -> dict[str, Any]:
         sampled = model.probe(MEMBERS)  # factors that differ strongly
         nets = [build_member(plain, model, sampled, j) for j in range(MEMBERS)]
         expected = [model.readout(net(*args, **kwargs)) for net in nets]
-        rows = model.run(sampled, args, kwargs)
-        split = model.run(sampled, args, kwargs, "split")
+        call = cast(Any, model).call(args, kwargs, MEMBERS)
+        rows = model.run(sampled, call)
+        split = model.run(sampled, call, "split")
         size = BATCH // MEMBERS
         slices = [out[j * size : (j + 1) * size] for j, out in enumerate(expected)]
         p = lpbnn.predict(model, x, samples=2, seed=0)
@@ -484,7 +485,7 @@ def gradient_difference(
 ) -> float:  # fmt: skip
     """Return the largest difference of the shared weights' gradients, relative to the largest gradient."""
     generator = torch.Generator().manual_seed(0)
-    rows = model.run(sampled, args, kwargs)
+    rows = model.run(sampled, model.call(args, kwargs, MEMBERS))
     direction = torch.randn(rows.shape, generator=generator, dtype=rows.dtype)
     model.zero_grad()
     (rows * direction).sum().backward()

@@ -193,8 +193,8 @@ def ordinary(model: RankOneEnsemble, sampled: SampledFactors, member: int) -> nn
 def members_and_ordinary(model: RankOneEnsemble, *inputs: Tensor) -> tuple[Tensor, Tensor]:
     """(J, B, ...) twice: as rows of one batch, and network by network."""
     with torch.no_grad():
-        model.ensure_checked(model.members, inputs, {})
+        call = model.call(inputs, {}, model.members)
         sampled = model.sample()
-        together = gather(model.run_rows(sampled, inputs, {}), model.members)
+        together = gather(model.run_rows(sampled, call), model.members)
         alone = torch.stack([ordinary(model, sampled, j)(*inputs) for j in range(model.members)])
     return together, alone

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import lpbnn
 from lpbnn.check import CheckReport
-from lpbnn.model import CallCheck
+from lpbnn.members.call import CallCheck
 
 MIXES = "members cannot run as rows of one batch"
 BATCHED_METHODS = ["lpbnn", "batchensemble", "rank1", "mcdropout"]
@@ -457,8 +457,8 @@ def test_a_norm_per_member_stays_behind_the_expanded_batch(first: int) -> None:
             if type(norm) is nn.BatchNorm1d:
                 norm.running_mean.normal_()
         x = torch.randn(8, 5)
-        rows = model.run_rows(model.sample(), (x,), {})
-        alone = model.run_one_by_one(model.sample(), (x,), {})
+        rows = model.run_rows(model.sample(), model.call((x,), {}))
+        alone = model.run_one_by_one(model.sample(), model.call((x,), {}))
     torch.testing.assert_close(rows, alone)
 
 
@@ -586,7 +586,7 @@ def test_a_first_input_without_a_batch_does_not_slow_down_the_next_one(method: s
     with contextlib.suppress(ValueError, RuntimeError):
         lpbnn.predict(model, x[0])
     whole = lpbnn.predict(model, x, seed=0)
-    assert model.known_check((x,), {}) == CallCheck("batched", True)
+    assert model.call((x,), {}).check == CallCheck("batched", True)
     torch.testing.assert_close(lpbnn.predict(model, x, seed=0, chunk=5).probs, whole.probs)
 
 
@@ -622,7 +622,7 @@ def test_every_kind_of_call_is_compared(method: str) -> None:
     with pytest.warns(UserWarning, match=MIXES):
         found = lpbnn.predict(model, (x, other), seed=0).probs
     assert model.execution == "loop"
-    assert model.known_check((x,), {}).execution == "batched"
+    assert model.call((x,), {}).check.execution == "batched"
     reference = build(MixesPairs(), method, check=False).eval()
     reference.load_state_dict(model.state_dict())
     reference.checks = {"": CallCheck("loop", False)}

@@ -11,7 +11,8 @@ from torch import nn
 import lpbnn
 from lpbnn import methods
 from lpbnn.likelihoods import Categorical, Gaussian
-from lpbnn.model import UncertainModel, batch_size, stack_members, total, two_groups
+from lpbnn.members.call import batch_size
+from lpbnn.model import UncertainModel, stack_members, total, two_groups
 
 
 def test_the_default_likelihood_is_for_classes() -> None:

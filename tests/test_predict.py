@@ -23,6 +23,7 @@ from lpbnn.likelihoods import (
     Summary,
     entropy,
 )
+from lpbnn.members.call import Call
 from lpbnn.model import UncertainModel, stack_members
 from lpbnn.predict import Prediction, merge, predict
 
@@ -354,8 +355,9 @@ def test_no_more_examples_than_the_chunk_are_in_the_network() -> None:
 
 def test_rows_are_asked_to_be_independent_once_if_the_batch_is_cut() -> None:
     class Asked(Noisy):
-        def require_independent_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def independent_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
             asked.append((len(args[0]), self.training, torch.is_grad_enabled()))
+            return Call(args, kwargs)
 
     model, x = Asked(small()), torch.randn(5, 5)
     asked: list[tuple[int, bool, bool]] = []

@@ -20,23 +20,14 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from lpbnn.convert.checks import RUNNING_NORMS
 from lpbnn.draws import PrivateDraws
 from lpbnn.kernels.autograd import vmap_is_running
-from lpbnn.members.rows import (
-    MaskArguments,
-    call_kind,
-    copy_tensors,
-    find_masks,
-    gather,
-    is_batched,
-    shared_arguments,
-    take_examples,
-)
-from lpbnn.model import MODES, CallCheck, Execution, UncertainModel, as_call, batch_size
+from lpbnn.members.call import Call, CallCheck, Execution, as_call
+from lpbnn.members.rows import gather
+from lpbnn.model import MODES, UncertainModel
 from lpbnn.predict import unwrap
 
 if TYPE_CHECKING:
     from lpbnn.members.ensemble import MemberEnsemble
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]
 Record = list[tuple[str, Tensor]]  # tensors that a run passed through, with their names
 RESULT = "the output"  # of the network, in a record
 MAX_ROWS = 3  # rows that are compared
@@ -116,21 +107,20 @@ def check(model: nn.Module, x: Any) -> CheckReport:
     from lpbnn.members.ensemble import MemberEnsemble
 
     inner = unwrap(model)
-    args, kwargs = as_call(x)
-    batch_size(args, kwargs)
+    call = Call(*as_call(x), inner.mask_arguments)
     if not isinstance(inner, MemberEnsemble):
         line = f"{type(inner).__name__} runs whole networks: there is no other path to compare."
         return CheckReport(CallCheck("single"), [""], (line,))
     with MODES:  # other threads wait for its result
         inner.checks.clear()
-        report = verify(inner, args, kwargs)
+        report = verify(inner, call)
     if model is not inner and hasattr(model, "_orig_mod"):
-        line = _compare_compiled(model, inner, args, kwargs)
+        line = _compare_compiled(model, inner, call)
         report = replace(report, lines=(*report.lines, line))
     return report
 
 
-def verify(model: "MemberEnsemble", args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckReport:
+def verify(model: "MemberEnsemble", call: Call) -> CheckReport:
     """Compare every choice of expansion points with the reference until one agrees, and use that.
 
     Raises:
@@ -138,19 +128,17 @@ def verify(model: "MemberEnsemble", args: tuple[Any, ...], kwargs: dict[str, Any
             batch axis may be missing. Nothing is remembered of such a call.
         ValueError: a recurrent layer or an attention takes the time axis first, and got the batch there.
     """
-    shared = tuple(shared_arguments(model.net, args, kwargs, batch_size(args, kwargs)))
-    kind = call_kind(args, kwargs)
+    shared, kind = tuple(call.shared_arguments(model.net)), call.kind
     with _unchanged(model), torch.no_grad():
-        evaluation, rows = _run_few_rows(
-            model.mask_arguments, args, kwargs, lambda *few: _Reference(model, *few, training=False)
-        )
-        _refuse_time_first(evaluation, rows)
+        evaluation = _run_few_rows(call, lambda few: _Reference(model, few, training=False))
+        rows = evaluation.call.batch
+        _refuse_time_first(evaluation)
         references = [evaluation]
-        training = _Reference(model, evaluation.args, evaluation.kwargs, training=True)
+        training = _Reference(model, evaluation.call, training=True)
         if not _equal(training.members[0], evaluation.members[0]):  # else the mode changes nothing
             references.append(training)
         for reference in references:
-            reference.run_comparisons(rows)
+            reference.run_comparisons()
         independent = all(reference.independent for reference in references)
         # Members of a network that is random cannot be compared, so its examples must not meet.
         mixes = any(one.random and not one.independent for one in references)
@@ -174,41 +162,31 @@ def verify(model: "MemberEnsemble", args: tuple[Any, ...], kwargs: dict[str, Any
     return _disagreement(model, rows, model.checks[kind], difference)
 
 
-def rows_are_independent(
-    model: UncertainModel, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> bool:
+def rows_are_independent(model: UncertainModel, call: Call) -> bool:
     """Return True if a model's output for an example does not depend on the other examples."""
-    arguments = model.mask_arguments
 
-    def run(own_args: Any, own_kwargs: Any) -> list[Tensor]:
-        own_args, own_kwargs = copy_tensors((own_args, own_kwargs))  # it may change them in place
+    def run(own: Call) -> list[Tensor]:
+        args, kwargs = own.copy()  # it may change them in place
         with _seeded(model):
-            outputs = tree_leaves(model.outputs(*own_args, **own_kwargs))
+            outputs = tree_leaves(model.outputs(*args, **kwargs))
         return [output.movedim(1, 0) for output in outputs]
 
     with _unchanged(model), _quiet(model, False), torch.no_grad():
-        (call, whole), rows = _run_few_rows(arguments, args, kwargs, lambda *few: (few, run(*few)))
-        return _keeps_other_rows(run, whole, arguments, call, rows)
+        few, whole = _run_few_rows(call, lambda few: (few, run(few)))
+        return _keeps_other_rows(run, whole, few)
 
 
-def _keeps_other_rows(
-    run: Callable[[Any, Any], list[Tensor]],
-    whole: list[Tensor],
-    arguments: MaskArguments,
-    call: Call,
-    rows: int,
-) -> bool:
+def _keeps_other_rows(run: Callable[[Call], list[Tensor]], whole: list[Tensor], call: Call) -> bool:
     """Return True if a change of some examples changes no other example's output.
 
     Args:
         run: returns the outputs, examples first; ``whole`` are those of ``call``.
         whole: the outputs before the change.
-        arguments: the inputs that are no batch.
-        call: the arguments of the network, for ``rows`` examples.
-        rows: the number of examples.
+        call: of the network.
     """
+    rows = call.batch
     for changed in _examples_to_change(rows):
-        outputs = run(*_change(arguments, *call, rows, changed))
+        outputs = run(_change(call, changed))
         stay = [i for i in range(rows) if i not in changed]
         for one, other in zip(whole, outputs, strict=True):
             if one.shape != other.shape or one.shape[:1] != (rows,):
@@ -244,32 +222,29 @@ def compiled_loss_agrees(model: UncertainModel, compiled: Any, x: Any, y: Any) -
 class _Reference:
     """Members that run one after another, in evaluation or training mode: at first one, then two."""
 
-    def __init__(self, model: Any, args: Any, kwargs: Any, training: bool) -> None:
-        self.model, self.args, self.kwargs, self.training = model, args, kwargs, training
+    def __init__(self, model: Any, call: Call, training: bool) -> None:
+        self.model, self.call, self.training = model, call, training
         self.probe = model.probe(MEMBERS)
-        self.members = [self.run(0, args, kwargs)]
+        self.members = [self.run(0, call)]
         self.independent, self.random = True, False  # until run_comparisons
 
-    def run_comparisons(self, rows: int) -> None:
+    def run_comparisons(self) -> None:
         """Run the other member, and find out if the network is random, and if its rows are independent."""
-        self.members.append(self.run(1, self.args, self.kwargs))
+        self.members.append(self.run(1, self.call))
         # Random in itself (functional dropout, stochastic depth): nothing to compare in this mode.
-        self.random = not _equal(self.members[0], self.run(0, self.args, self.kwargs))
-        call, arguments = (self.args, self.kwargs), self.model.mask_arguments
-        whole = _outputs(self.members[0])
-        if self.random:
-            whole = self._seeded_outputs(*call)
-        self.independent = _keeps_other_rows(self._seeded_outputs, whole, arguments, call, rows)
+        self.random = not _equal(self.members[0], self.run(0, self.call))
+        whole = self._seeded_outputs(self.call) if self.random else _outputs(self.members[0])
+        self.independent = _keeps_other_rows(self._seeded_outputs, whole, self.call)
 
-    def run(self, member: int, args: Any, kwargs: Any) -> Record:
+    def run(self, member: int, call: Call) -> Record:
         """Return the record of one member."""
         run = partial(self.model.run_one_by_one, self.probe.take(member, 1), first=member)
-        return _record(self.model, self.training, run, (args, kwargs))
+        return _record(self.model, self.training, run, call)
 
-    def _seeded_outputs(self, args: Any, kwargs: Any) -> list[Tensor]:
+    def _seeded_outputs(self, call: Call) -> list[Tensor]:
         """Return the outputs of the network for one member; what it draws is the same in every call."""
         with _seeded(self.model):
-            return _outputs(self.run(0, args, kwargs))
+            return _outputs(self.run(0, call))
 
 
 def _record(model: Any, training: bool, run: Callable[..., Any], call: Call) -> Record:
@@ -278,8 +253,8 @@ def _record(model: Any, training: bool, run: Callable[..., Any], call: Call) -> 
     Args:
         model: the model whose members run.
         training: the mode of the network.
-        run: runs members; it is given copies of the inputs.
-        call: the arguments of the network.
+        run: runs members for a call; it is given copies of the inputs.
+        call: of the network.
     """
     record: Record = []
     with ExitStack() as stack:
@@ -297,7 +272,8 @@ def _record(model: Any, training: bool, run: Callable[..., Any], call: Call) -> 
                     record.append((f"the output of {path!r}", output.detach().clone()))
 
                 stack.callback(module.register_forward_hook(keep).remove)
-        result = run(*copy_tensors(call))
+        args, kwargs = call.copy()
+        result = run(Call(args, kwargs, call.special))
     return [*record, *((RESULT, leaf.detach().clone()) for leaf in tree_leaves(result))]
 
 
@@ -321,19 +297,14 @@ def _examples_to_change(rows: int) -> list[list[int]]:
     return [[i for i in range(rows) if (i >> bit) % 2 == one] for bit in bits for one in (1, 0)]
 
 
-def _change(arguments: Any, args: Any, kwargs: Any, batch: int, examples: list[int]) -> Any:
+def _change(call: Call, examples: list[int]) -> Call:
     """Return the call with other inputs for some examples, made from those of one that stays."""
-    stays = next((i for i in range(batch) if i not in examples), 0)
-    chosen = [stays if i in examples else i for i in range(batch)]
-    args, kwargs = take_examples(arguments, args, kwargs, batch, chosen)
-    masks = find_masks(arguments, args, kwargs)
-
-    def change(x: Tensor) -> Tensor:
-        if x.is_floating_point() and is_batched(x, batch, masks):
-            x[examples] = 0.5 * x[examples] + 0.1  # another one even if all examples are equal
-        return x
-
-    return tree_map_only(Tensor, change, (args, kwargs))
+    stays = next((i for i in range(call.batch) if i not in examples), 0)
+    changed = call.take([stays if i in examples else i for i in range(call.batch)])
+    for x in changed.examples:
+        if x.is_floating_point():  # other examples even if all were equal
+            x[examples] = 0.5 * x[examples] + 0.1
+    return changed
 
 
 def _equal(found: Record, expected: Record) -> bool:
@@ -352,9 +323,9 @@ def _first_difference(model: Any, paths: list[str], references: list[_Reference]
         for expected in references:
             if expected.random:
                 continue
-            run, call = partial(model.run_rows, expected.probe), (expected.args, expected.kwargs)
+            run = partial(model.run_rows, expected.probe)
             try:
-                found = _record(model, expected.training, run, call)
+                found = _record(model, expected.training, run, expected.call)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
@@ -412,31 +383,28 @@ def _disagreement(model: Any, rows: int, result: CallCheck, difference: str) -> 
     return CheckReport(result, model.expand_at, (line,), warning)
 
 
-def _run_few_rows(
-    arguments: Any, args: Any, kwargs: Any, run: Callable[[Any, Any], Any]
-) -> tuple[Any, int]:
-    """Return ``run(args, kwargs)`` for a few examples, and how many; for all, if it cannot take fewer.
+def _run_few_rows(call: Call, run: Callable[[Call], Any]) -> Any:
+    """Return ``run(call)`` for a few of its examples; for all, if it cannot take fewer.
 
     One example is taken twice: an expansion can look right for a single row because it broadcasts. There are
     never as many as another input has rows, which would then be taken for examples.
     """
-    args, kwargs = tree_map_only(Tensor, torch.Tensor.detach, (args, kwargs))
-    batch = batch_size(args, kwargs)
-    if not _can_be_cut(arguments, args, kwargs):
-        return run(args, kwargs), batch
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    other_sizes = {tensor.shape[0] for tensor in tensors if tensor.dim() > 0} - {batch}
+    args, kwargs = tree_map_only(Tensor, torch.Tensor.detach, (call.args, call.kwargs))
+    call = Call(args, kwargs, call.special)
+    batch = call.batch
+    if not _can_be_cut(call):
+        return run(call)
+    other_sizes = {tensor.shape[0] for tensor in call.tensors if tensor.dim() > 0} - {batch}
     count = next(n for n in (min(max(batch, 2), MAX_ROWS), *range(2, 99)) if n not in other_sizes)
-    examples = [i % batch for i in range(count)]
     try:
-        return run(*take_examples(arguments, args, kwargs, batch, examples)), count
+        return run(call.take([i % batch for i in range(count)]))
     except torch.OutOfMemoryError:
         raise
     except Exception:
-        return run(args, kwargs), batch
+        return run(call)
 
 
-def _refuse_time_first(reference: _Reference, rows: int) -> None:
+def _refuse_time_first(reference: _Reference) -> None:
     """Refuse a module with the time axis first whose input has the examples there."""
     time_first = [
         (path, module)
@@ -454,7 +422,8 @@ def _refuse_time_first(reference: _Reference, rows: int) -> None:
                     shapes.append((path, layer, tuple(inputs[0].shape)))
 
             stack.callback(module.register_forward_pre_hook(record).remove)
-        reference.run(0, reference.args, reference.kwargs)
+        reference.run(0, reference.call)
+    rows = reference.call.batch
     for path, module, shape in shapes:
         if shape[0] == rows != shape[1]:
             raise ValueError(
@@ -464,19 +433,14 @@ def _refuse_time_first(reference: _Reference, rows: int) -> None:
             )
 
 
-def _can_be_cut(arguments: Any, args: Any, kwargs: Any) -> bool:
+def _can_be_cut(call: Call) -> bool:
     """Return False for a call with integers beside the batch.
 
     Integers may be indices of examples, for example the edges of a graph; an index out of range breaks a
     GPU for the rest of the process.
     """
-    batch, masks = batch_size(args, kwargs), find_masks(arguments, args, kwargs)
-    for leaf in tree_leaves((args, kwargs)):
-        if not isinstance(leaf, Tensor) or leaf.dim() == 0 or is_batched(leaf, batch, masks):
-            continue
-        if not leaf.is_floating_point() and leaf.dtype != torch.bool:
-            return False
-    return True
+    others = [x for x in call.tensors if x.dim() > 0 and not call.holds_examples(x)]
+    return all(x.is_floating_point() or x.dtype == torch.bool for x in others)
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
@@ -544,7 +508,7 @@ def _same_buffers(model: nn.Module) -> Iterator[None]:
                     buffer.copy_(value)
 
 
-def _compare_compiled(model: Any, inner: Any, args: Any, kwargs: Any) -> str:
+def _compare_compiled(model: Any, inner: Any, call: Call) -> str:
     """Compare a compiled model with the reference; the posterior's noise is switched off for it."""
     scale = getattr(inner, "noise_scale", None)
     if inner.stochastic and scale is None:
@@ -555,9 +519,8 @@ def _compare_compiled(model: Any, inner: Any, args: Any, kwargs: Any) -> str:
         try:
             if scale is not None:
                 scale.zero_()
-            compiled = model(*args, **kwargs)
-            sampled = inner.sample()
-            expected = inner.run_one_by_one(sampled, args, kwargs)
+            compiled = model(*call.args, **call.kwargs)
+            expected = inner.run_one_by_one(inner.sample(), call)
         finally:
             inner.training = was_training
     pairs = zip(tree_leaves(compiled), tree_leaves(expected), strict=True)

@@ -26,8 +26,8 @@ from lpbnn.atomic import write_atomic
 from lpbnn.calibration.conformal import Conformal
 from lpbnn.draws import RepeatedDraws
 from lpbnn.likelihoods import MultiHead
-from lpbnn.members.rows import batched
-from lpbnn.model import UncertainModel, as_call, batch_size
+from lpbnn.members.call import as_call, batch_size, is_batched
+from lpbnn.model import UncertainModel
 from lpbnn.predict import (
     Prediction,
     StripSums,
@@ -280,7 +280,7 @@ class GraphInputs:
                 "example x[:2]."
             )
         self.batch = len(self.tensors[0])
-        self.moves = [bool(batched(tensor, self.batch)) for tensor in self.tensors]
+        self.moves = [is_batched(tensor, self.batch) for tensor in self.tensors]
         others = {size for tensor in self.tensors for size in tensor.shape[1:]}
         # A batch of one is special to tracers, and one equal to another dimension is told apart badly.
         self.traced = next(n for n in range(3, 5 + len(others)) if n not in others)

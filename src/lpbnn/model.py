@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import add
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +19,12 @@ from lpbnn.likelihoods import (
     member_rows,
     require_row_weights,
 )
-from lpbnn.members.rows import Argument, MaskArguments, call_kind, mask_arguments, shared_arguments
+from lpbnn.members.call import Call, CallCheck, Execution, as_call, batch_size, mask_arguments
 
 Terms = dict[str, Tensor]
 Outputs = Any  # a tensor (S, B, ...), or a dict of such tensors for a network with several heads
 Pass = Callable[..., Outputs]
 Readout = Callable[[Any], Outputs]
-Execution = Literal["unchecked", "batched", "loop", "single"]
-EXECUTIONS: tuple[str, ...] = get_args(Execution)
 NOT_GIVEN: Any = object()
 # Held while a prediction or a check sets training flags: threads would take each other's for the user's.
 MODES = threading.RLock()
@@ -57,22 +55,6 @@ class WideBuffers(nn.Module):
         return self
 
 
-class CallCheck(NamedTuple):
-    """The result of ``lpbnn.check`` for calls of one kind (``lpbnn.members.rows.call_kind``).
-
-    Args:
-        execution: "batched" if members may run as rows of one batch, "loop" if they must run one after
-            another, "single" if the method runs whole networks anyway.
-        independent_rows: False if the output of an example depends on the other examples; None if that was
-            not compared.
-        shared_inputs: the arguments that hold no examples.
-    """
-
-    execution: Execution = "unchecked"
-    independent_rows: bool | None = None
-    shared_inputs: tuple[Argument, ...] = ()
-
-
 class UncertainModel(WideBuffers):
     """A network, a likelihood, and a way to be uncertain about the network's weights.
 
@@ -97,7 +79,7 @@ class UncertainModel(WideBuffers):
     ) -> None:
         super().__init__()
         self.net = net
-        self.mask_arguments: MaskArguments = mask_arguments(self.networks[0])
+        self.mask_arguments = mask_arguments(self.networks[0])
         self.checks: dict[str, CallCheck] = {}  # by the kind of call
         self.likelihood = (likelihood or Categorical()).to(output_device(net))
         self.readout = readout or self.likelihood.read_output
@@ -166,40 +148,48 @@ class UncertainModel(WideBuffers):
             return "loop"
         return found[0] if found else "unchecked"
 
-    def known_check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallCheck:
-        """Return what was found for calls of this kind.
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], members: int = 1) -> Call:
+        """Return a call of the network, with what was found for calls of its kind (``Call.check``).
 
         A compiler cannot compare a new kind of call. It runs members one after another if they had to in
         another kind.
+
+        Args:
+            args: the network's arguments.
+            kwargs: its keyword arguments.
+            members: how many members are to run; ``MemberEnsemble`` compares before several do.
         """
-        found = self.checks.get(call_kind(args, kwargs))
+        call = Call(args, kwargs, self.mask_arguments)
+        found = self.checks.get(call.kind)
         if found is None:
             loops = (check for check in self.checks.values() if check.execution == "loop")
-            found = next(loops, CallCheck())
-        return found
+            found = next(loops, None)
+        return call if found is None else Call(args, kwargs, self.mask_arguments, found)
 
-    def require_independent_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse to take a batch apart if its examples depend on each other; compare them once.
+    def independent_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """Return a call whose batch may be taken apart; refuse one whose examples depend on each other.
 
-        Called before a prediction is cut into portions, and before a method mixes examples in training.
+        For a prediction that is cut into portions, and a method that mixes examples in training. They are
+        compared once.
         """
-        kind = call_kind(args, kwargs)
-        unknown = kind not in self.checks and self.check_first_batch
-        if unknown and not is_traced((args, kwargs)):
+        call = self.call(args, kwargs, members=2)
+        unknown = call.kind not in self.checks and self.check_first_batch
+        if unknown and not is_traced(call.tensors):
             from lpbnn.check import rows_are_independent  # imports point the other way
 
             with MODES:  # it sets training flags: other threads wait for its result
-                if kind not in self.checks:
-                    batch = batch_size(args, kwargs)
-                    shared = shared_arguments(self.networks[0], args, kwargs, batch)
-                    independent = rows_are_independent(self, args, kwargs)
-                    self.checks[kind] = CallCheck("single", independent, tuple(shared))
-        if self.known_check(args, kwargs).independent_rows is False:
+                if call.kind not in self.checks:
+                    shared = call.shared_arguments(self.networks[0])
+                    independent = rows_are_independent(self, call)
+                    self.checks[call.kind] = CallCheck("single", independent, tuple(shared))
+            call = self.call(args, kwargs)
+        if call.check.independent_rows is False:
             raise ValueError(
                 "the output of an example depends on the other examples of its batch, so the batch "
                 "cannot be taken apart. Fix: predict without chunk; 'mimo', which mixes examples in "
                 "training, cannot be used for such a network."
             )
+        return call
 
     def ood_score(self, outputs: Tensor) -> Tensor | None:
         """Return the method's own OOD score of member outputs, (S, B, ...); higher means more likely OOD.
@@ -336,34 +326,3 @@ def output_device(net: nn.Module) -> torch.device:
     """Return the device of the outputs: that of the last parameter, for a network on several devices."""
     found = [tensor.device for tensor in (*net.buffers(), *net.parameters())]
     return found[-1] if found else torch.device("cpu")
-
-
-def as_call(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return a batch as arguments: a tensor, a tuple of arguments, or a mapping of keywords."""
-    if isinstance(x, Mapping):
-        return (), dict(x)
-    return tuple(x) if isinstance(x, tuple | list) else (x,), {}
-
-
-def batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Return the number of examples in a call: the first dimension of its first tensor."""
-    first = None
-    for leaf in tree_leaves((args, kwargs)):
-        if isinstance(leaf, Tensor):
-            first = leaf
-            if leaf.dim() > 0:
-                break
-    if first is None:
-        given = ", ".join(type(value).__name__ for value in (*args, *kwargs.values())) or "nothing"
-        raise TypeError(f"expected a tensor of inputs, got {given}. Fix: torch.as_tensor(...).")
-    if first.dim() == 0:
-        raise ValueError("expected a batch, got a tensor without dimensions. Fix: x.unsqueeze(0).")
-    if first.shape[0] == 0:
-        raise ValueError(f"the batch is empty: inputs of shape {tuple(first.shape)}.")
-    integers = first.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)
-    if first.dtype == torch.uint8 or (integers and first.dim() >= 4):  # fewer dimensions: tokens
-        raise TypeError(
-            f"expected floating-point inputs, got {first.dtype} of shape {tuple(first.shape)}. "
-            "Fix: x.float() / 255, then the normalisation the network was trained with."
-        )
-    return first.shape[0]

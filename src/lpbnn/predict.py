@@ -12,14 +12,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.draws import private_draws, seed_from
 from lpbnn.likelihoods import Categorical, Likelihood, MultiHead, Summary
-from lpbnn.members.rows import batched, copy_tensors, take_examples
-from lpbnn.model import MODES, LossStep, Pass, UncertainModel, as_call, at_least_one, batch_size
+from lpbnn.members.call import Call, as_call
+from lpbnn.model import MODES, LossStep, Pass, UncertainModel, at_least_one
 
 if TYPE_CHECKING:
     import numpy as np
@@ -319,27 +319,24 @@ def predict(
     model = unwrap(model)
     samples = at_least_one("samples", samples)
     chunk = None if chunk is None else at_least_one("chunk", chunk)
-    args, kwargs = as_call(x)
-    batch = batch_size(args, kwargs)
-    bad = not_finite(args, kwargs, batch)
+    call = Call(*as_call(x))
+    bad = not_finite(call)
     if bad is not None and not allow_not_finite:
         raise _not_finite_error("inputs", bad)
-    width, step = model.chunk_sizes(batch, samples, chunk)
-    calls = [(args, kwargs)] if step >= batch else _cut(model, args, kwargs, batch, step)
+    width, step = model.chunk_sizes(call.batch, samples, chunk)
     likelihood = model.likelihood
     heads = likelihood.heads
-    parts = [
-        (call, {name: MemberSums(model, head, keep_members) for name, head in heads.items()})
-        for call in calls
-    ]
     with evaluating(model), torch.no_grad():
-        if len(calls) > 1:
-            model.require_independent_rows(args, kwargs)
+        calls = [call] if step >= call.batch else _cut(model, call, step)
+        parts = [
+            (part, {name: MemberSums(model, head, keep_members) for name, head in heads.items()})
+            for part in calls
+        ]
         for run in seeded_passes(model, samples, width, seed, generator):
-            for call, sums in parts:
+            for part, sums in parts:
                 # A network may change its inputs in place, and the next pass needs them as they are.
-                part_args, part_kwargs = copy_tensors(call)
-                outputs = run(*part_args, **part_kwargs)
+                args, kwargs = part.copy()
+                outputs = run(*args, **kwargs)
                 for name, head_sums in sums.items():
                     head_sums.add(outputs[name] if isinstance(outputs, Mapping) else outputs)
                 del outputs  # before the next pass makes its own
@@ -431,18 +428,14 @@ def unwrap(model: nn.Module) -> UncertainModel:
     )
 
 
-def _cut(
-    model: UncertainModel, args: tuple[Any, ...], kwargs: dict[str, Any], batch: int, step: int
-) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Return the arguments of one call for every ``step`` examples."""
+def _cut(model: UncertainModel, call: Call, step: int) -> list[Call]:
+    """Return a call for every ``step`` examples; refuse examples that depend on each other."""
     # A part may not have as many rows as an input that is not a batch: it would be taken for one.
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    others = {t.shape[0] for t in tensors if t.dim() > 0} - {batch}
-    while step > 1 and (step in others or batch % step in others):
+    others = {x.shape[0] for x in call.tensors if x.dim() > 0} - {call.batch}
+    while step > 1 and (step in others or call.batch % step in others):
         step -= 1
-    arguments = [*model.mask_arguments, *model.known_check(args, kwargs).shared_inputs]
-    parts = (slice(start, start + step) for start in range(0, batch, step))
-    return [take_examples(arguments, args, kwargs, batch, part) for part in parts]
+    call = model.independent_call(call.args, call.kwargs)
+    return [call.take(slice(start, start + step)) for start in range(0, call.batch, step)]
 
 
 class MemberSums:
@@ -626,13 +619,13 @@ def _call_within(draws: AbstractContextManager[Any], run: Pass, *args: Any, **kw
         return run(*args, **kwargs)
 
 
-def not_finite(args: tuple[Any, ...], kwargs: dict[str, Any], batch: int) -> Tensor | None:
+def not_finite(call: Call) -> Tensor | None:
     """Return which examples hold NaN, or infinity in the first input; None if none do.
 
     Other inputs may hold infinity: masks that are added to a logit do.
     """
     bad, first = None, True
-    for x in batched((args, kwargs), batch):
+    for x in call.examples:
         if x.is_floating_point() and not x.is_meta:  # a meta tensor has no values
             wrong = ~x.isfinite() if first else x.isnan()
             rows = wrong.flatten(1).any(1) if x.dim() > 1 else wrong

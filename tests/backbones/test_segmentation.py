@@ -150,8 +150,8 @@ def test_the_encoder_runs_once_and_the_answer_is_that_of_repeating_everything(
     seen, repeated = calls(net), calls(everything.net)  # type: ignore[arg-type]
     with torch.no_grad():
         sampled = once.sample()
-        actual = gather(once.run_rows(sampled, (x,), {}), 3)
-        expected = gather(everything.run_rows(sampled, (x,), {}), 3)
+        actual = gather(once.run_rows(sampled, once.call((x,), {})), 3)
+        expected = gather(everything.run_rows(sampled, everything.call((x,), {})), 3)
     assert seen == [2]
     assert repeated == [6]
     assert torch.equal(actual, expected)
@@ -216,7 +216,7 @@ def test_each_member_is_an_ordinary_network(method: str, variant: dict[str, Any]
     x = batch(3)[0].double()
     with torch.no_grad():
         sampled = model.sample()
-        together = gather(model.run_rows(sampled, (x,), {}), 2)
+        together = gather(model.run_rows(sampled, model.call((x,), {})), 2)
         alone = torch.stack([ordinary(model, sampled, j)(x) for j in range(2)])
     torch.testing.assert_close(together, alone, atol=1e-10, rtol=1e-10)
 

@@ -129,7 +129,7 @@ def test_a_member_equals_the_network_with_its_matrices(
     assert isinstance(model, RankOneEnsemble)
     assert {layer.path.partition(".")[0] for layer in model.layers} == {"embed", "rnn", "head"}
     sampled = model.sample()
-    outputs = model.run(sampled, inputs, {}).view(3, 4, 3)
+    outputs = model.run(sampled, model.call(inputs, {}, 3)).view(3, 4, 3)
     assert model.execution == "batched"
     for member in range(3):
         expected = member_network(net, model, sampled, member)(*inputs)
@@ -145,7 +145,7 @@ def test_a_recurrent_part_alone_is_converted(include: str) -> None:
         model = lpbnn.build(own, "batchensemble", members=2, include=include).eval()
         assert isinstance(model, RankOneEnsemble)
         sampled = model.sample()
-        outputs = model.run(sampled, inputs, {}).view(2, 4, 3)
+        outputs = model.run(sampled, model.call(inputs, {}, 2)).view(2, 4, 3)
         for member in range(2):
             expected = member_network(net, model, sampled, member)(*inputs)
             torch.testing.assert_close(outputs[member], expected)

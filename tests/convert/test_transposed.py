@@ -42,7 +42,7 @@ def test_members_equal_separately_built_networks() -> None:
         for layer in model.layers:
             layer.member_bias.normal_()
         sampled = model.sample()
-        rows = model.run_rows(sampled, (x,), {}).view(3, 5, 3)
+        rows = model.run_rows(sampled, model.call((x,), {})).view(3, 5, 3)
         for j in range(3):
             net = copy.deepcopy(plain)
             layers = (net.first, net.second, net.head)

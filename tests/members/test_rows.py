@@ -7,14 +7,13 @@ from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
 from lpbnn.kernels.rows import scale_rows, shift_rows
+from lpbnn.members.call import Call
 from lpbnn.members.rows import (
     expand_batch,
-    expand_tree,
     gather,
     member_examples,
     row_weights,
     rows_needed,
-    take_examples,
 )
 
 batches, ensembles = st.integers(1, 17), st.integers(1, 6)
@@ -72,7 +71,8 @@ def test_channels_last_survives() -> None:
 
 def test_only_the_batch_is_expanded() -> None:
     batch, mask, scale = torch.zeros(3, 2), torch.zeros(2, 2), torch.tensor(1.0)
-    tree = expand_tree({"x": [batch, mask], "scale": scale, "flag": True}, batch=3, members=2)
+    call = Call((), {"x": [batch, mask], "scale": scale, "flag": True})
+    _, tree = call.expand(members=2)
     assert [tuple(t.shape) for t in tree["x"]] == [(6, 2), (2, 2)]
     assert tree["scale"] is scale
     assert tree["flag"] is True
@@ -96,8 +96,8 @@ def test_a_product_may_be_changed_in_place() -> None:
 
 @given(batch=batches, members=ensembles)
 def test_examples_of_a_member_are_those_of_its_rows(batch: int, members: int) -> None:
-    x = torch.arange(batch)
+    x = torch.arange(batch).float()
     rows = gather(expand_batch(x, members, "split"), members)
     for member in range(members):
         examples = member_examples(member, batch, members)
-        assert torch.equal(take_examples([], (x,), {}, batch, examples)[0][0], rows[member])
+        assert torch.equal(Call((x,), {}).take(examples).args[0], rows[member])

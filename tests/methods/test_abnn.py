@@ -48,7 +48,7 @@ def test_a_member_equals_the_network_with_its_scales(name: str) -> None:
     x = torch.randn(4, *net.shape, dtype=torch.float64)
     model = build(copy.deepcopy(net), members=3, std=0.3).eval()
     affines = model.sample(2)
-    rows = model.run(affines, (x,), {}).view(6, 4, 3)
+    rows = model.run(affines, model.call((x,), {}, 6)).view(6, 4, 3)
     for member in range(6):
         torch.testing.assert_close(rows[member], member_network(net, affines, member)(x))
     assert model.execution == "batched"

@@ -33,7 +33,7 @@ def test_the_draws_of_a_prediction_are_networks_with_their_own_biases() -> None:
     model, x = built(), torch.randn(4, 5).double()
     with torch.no_grad():
         sampled = model.sample(2)
-        rows = model.run(sampled, (x,), {}).view(6, 4, 3)
+        rows = model.run(sampled, model.call((x,), {}, 6)).view(6, 4, 3)
         for j in range(6):
             y: Tensor = x
             parts = iter(zip(model.layers, sampled.layers, strict=True))

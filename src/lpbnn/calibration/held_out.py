@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from lpbnn.likelihoods import Categorical, Likelihood, MultiLabel, at_least_float32, member_axis
-from lpbnn.members.rows import copy_tensors
-from lpbnn.model import Outputs, UncertainModel, as_call, at_least_one, batch_size
+from lpbnn.members.call import as_call, batch_size, copy_tensors
+from lpbnn.model import Outputs, UncertainModel, at_least_one
 from lpbnn.predict import evaluating, seeded_passes, to_device
 
 CELLS_PER_EXAMPLE = 2000  # pixels of one map that take part in a fit

@@ -2,16 +2,17 @@
 
 import json
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from lpbnn.kernels.autograd import is_traced
 from lpbnn.likelihoods import require_row_weights, require_targets
+from lpbnn.members.call import EXECUTIONS, Argument, Call, CallCheck, as_call
 from lpbnn.members.partial import (
     FULL,
     ExpansionPoints,
@@ -22,32 +23,35 @@ from lpbnn.members.partial import (
 )
 from lpbnn.members.passes import MemberPass, PassSlot, Sampled
 from lpbnn.members.rows import (
-    Argument,
     BatchMode,
-    batched,
-    call_kind,
-    copy_tensors,
-    expand_tree,
-    find_masks,
+    expand_batch,
     gather,
     member_examples,
     row_weights,
     rows_needed,
-    take_examples,
 )
-from lpbnn.model import (
-    EXECUTIONS,
-    MODES,
-    CallCheck,
-    Outputs,
-    Pass,
-    UncertainModel,
-    as_call,
-    batch_size,
-)
+from lpbnn.model import MODES, Outputs, Pass, UncertainModel
 
 # Behind a shared part, several draws of the members run in one pass; the outputs of all are in memory.
 MAX_MEMBERS_PER_PASS = 16
+
+
+class TrainingCall(NamedTuple):
+    """A call of a loss.
+
+    Args:
+        call: of the network.
+        mode: how its batch is distributed over the members.
+        targets: of all rows.
+        weights: of all rows; None counts all equally.
+        rows: of each member in one pass; 1 if the members run one after another.
+    """
+
+    call: Call
+    mode: BatchMode
+    targets: Any
+    weights: Tensor | None
+    rows: int
 
 
 class MemberEnsemble(UncertainModel):
@@ -110,17 +114,20 @@ class MemberEnsemble(UncertainModel):
         raise NotImplementedError
 
     def outputs(self, *args: Any, **kwargs: Any) -> Outputs:
-        sampled = self.sample()
-        return gather_outputs(self.run(sampled, args, kwargs), sampled.count)
+        return self._outputs_of(self.sample(), 0, False, *args, **kwargs)
 
     def passes(self, samples: int, width: int) -> Iterator[Pass]:
         sampled = self.sample(samples if self.stochastic else 1)
         for start in range(0, sampled.count, width):
-            yield partial(self._predict, sampled.take(start, width), start)
+            yield partial(self._outputs_of, sampled.take(start, width), start, True)
 
-    def _predict(self, sampled: Sampled, first: int, /, *args: Any, **kwargs: Any) -> Outputs:
-        rows = self.run(sampled, args, kwargs, first=first, predicting=True)
-        return gather_outputs(rows, sampled.count)
+    def _outputs_of(
+        self, sampled: Sampled, first: int, predicting: bool, /, *args: Any, **kwargs: Any
+    ) -> Outputs:
+        """Return the outputs of members as (members, examples, ...), for every head of the network."""
+        call = self.call(args, kwargs, sampled.count)
+        rows = self.run(sampled, call, first=first, predicting=predicting)
+        return tree_map(partial(gather, members=sampled.count), rows)
 
     def chunk_sizes(self, batch: int, samples: int, chunk: int | None) -> tuple[int, int]:
         members = self.members
@@ -137,8 +144,7 @@ class MemberEnsemble(UncertainModel):
     def run(
         self,
         sampled: Sampled,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        call: Call,
         mode: BatchMode = "repeat",
         *,
         first: int = 0,
@@ -147,43 +153,37 @@ class MemberEnsemble(UncertainModel):
         """Run members, by the execution that was found to be right; return all rows, member-major.
 
         Args:
-            sampled: the members; ``first`` is the number of the first of them.
-            args: the network's arguments.
-            kwargs: its keyword arguments.
+            sampled: the members.
+            call: of the network, from ``self.call``.
             mode: how the batch is distributed over the members.
+            first: the number of the first member, counted through all draws.
             predicting: run the members one by one where one fills the device: in the whole network, or in
                 its modules with ``loop_members``.
         """
-        known = self.ensure_checked(sampled.count, args, kwargs)
-        alone = known.execution == "loop" or sampled.count == 1
+        alone = call.check.execution == "loop" or sampled.count == 1
         if predicting and self.points.whole_network and not alone:
-            alone = fills_device(batched((args, kwargs), batch_size(args, kwargs)), FULL)
+            alone = fills_device(call.examples, FULL)
         if alone:
-            return self.run_one_by_one(sampled, args, kwargs, mode, first, known.shared_inputs)
-        return self.run_rows(sampled, args, kwargs, mode, first, known.shared_inputs, predicting)
+            return self.run_one_by_one(sampled, call, mode, first)
+        return self.run_rows(sampled, call, mode, first, predicting)
 
     def run_rows(
         self,
         sampled: Sampled,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        call: Call,
         mode: BatchMode = "repeat",
         first: int = 0,
-        shared: Sequence[Argument] = (),
         loops: bool = False,
     ) -> Outputs:
-        """Run all members in one pass of the network, as rows of one batch (see ``run``).
-
-        ``shared`` are the arguments that are known to hold no examples.
-        """
-        batch, count = batch_size(args, kwargs), sampled.count
+        """Run all members in one pass of the network, as rows of one batch (see ``run``)."""
+        batch, count, points = call.batch, sampled.count, self.points
         # An input that has by chance as many rows as the expanded batch could be mistaken for it.
-        loops = loops and self.points.can_loop and not batched((args, kwargs), batch * count)
-        masks = find_masks([*self.mask_arguments, *shared], args, kwargs)
+        loops = loops and points.can_loop
+        loops = loops and all(x.shape[:1] != (batch * count,) for x in call.tensors)
         draw = self.members if loops else 0
-        state = MemberPass(sampled.take(0, count), batch, first, mode, draw, masks)
-        if self.points.whole_network:
-            args, kwargs = expand_tree((args, kwargs), batch, count, mode, masks)
+        state = MemberPass(sampled.take(0, count), batch, first, mode, draw, call.masks)
+        whole = points.whole_network
+        args, kwargs = call.expand(count, mode) if whole else (call.args, call.kwargs)
         try:
             outputs = self.slot.run(state, self.run_network, *args, **kwargs)
         except (RuntimeError, ValueError) as error:
@@ -192,73 +192,55 @@ class MemberEnsemble(UncertainModel):
             if output.shape[0] != state.rows:
                 raise RuntimeError(
                     f"{batch} examples and {count} members make {state.rows} rows, but the network "
-                    f"returned {output.shape[0]}. {self.points.advice()}"
+                    f"returned {output.shape[0]}. {points.advice()}"
                 )
         return outputs
 
     def run_one_by_one(
-        self,
-        sampled: Sampled,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        mode: BatchMode = "repeat",
-        first: int = 0,
-        shared: Sequence[Argument] = (),
+        self, sampled: Sampled, call: Call, mode: BatchMode = "repeat", first: int = 0
     ) -> Outputs:
-        """Run the members one after another, the reference (see ``run_rows``); the rows are the same."""
-        batch, count = batch_size(args, kwargs), sampled.count
-        outputs = []
+        """Run the members one after another, the reference (see ``run``); the rows are the same."""
+        count, outputs = sampled.count, []
         for j in range(count):
-            own, size = (args, kwargs), batch
+            own = call
             if mode == "split" and count > 1:
-                examples = member_examples(j, batch, count)
-                arguments = [*self.mask_arguments, *shared]
-                own = take_examples(arguments, args, kwargs, batch, examples)
-                size = len(examples)
-            if count > 1:  # the network may change its inputs in place
-                own = copy_tensors(own)
-            state = MemberPass(sampled.take(j, 1), size, first + j)
-            output = self.slot.run(state, self.run_network, *own[0], **own[1])
+                own = call.take(member_examples(j, call.batch, count))
+            # The network may change its inputs in place.
+            args, kwargs = own.copy() if count > 1 else (own.args, own.kwargs)
+            state = MemberPass(sampled.take(j, 1), own.batch, first + j)
+            output = self.slot.run(state, self.run_network, *args, **kwargs)
             # The next call may write to the same memory, for example in a recorded CUDA graph.
             outputs.append(output if j == count - 1 else tree_map(torch.clone, output))
         return outputs[0] if count == 1 else tree_map(lambda *own: torch.cat(own), *outputs)
 
-    def run_for_loss(
-        self,
-        x: Any,
-        y: Any,
-        weight: Tensor | None,
-        batch_mode: BatchMode,
-        sample: Callable[[int], Sampled],
-    ) -> tuple[Outputs, Any, Tensor | None]:
-        """Run the members on a training batch; return all rows, and the target and the weight of each.
+    def training_call(
+        self, x: Any, y: Any, weight: Tensor | None, batch_mode: BatchMode
+    ) -> TrainingCall:
+        """Return the call of a loss: how its batch is distributed, and the targets and weights of all rows.
 
         Args:
             x: the inputs, as ``loss`` takes them.
             y: the targets.
             weight: (B,), how much each example counts; None counts all equally.
             batch_mode: how the batch is distributed over the members in training mode.
-            sample: samples the members, given how many rows of one pass each of them has.
         """
         self.likelihood.check_batch(x, y)
-        args, kwargs = as_call(x)
-        batch, members = batch_size(args, kwargs), self.members
-        known = self.ensure_checked(members, args, kwargs)
-        mode = batch_mode if self.training else "repeat"
-        if known.independent_rows is False:
+        members = self.members
+        call = self.call(*as_call(x), members)
+        mode, batch = batch_mode if self.training else "repeat", call.batch
+        if call.check.independent_rows is False:
             mode = "repeat"  # examples that depend on each other stay together
             batch = len(tree_leaves(y)[0])  # the batch may be another dimension of the inputs
         require_targets(y, batch)
         require_row_weights(weight, batch)
-        # A compiled loss may copy the factors to the rows of their member, if all run in one pass.
-        in_one_pass = self.training and members > 1 and known.execution != "loop"
-        sampled = sample(rows_needed(batch, members, mode) // members if in_one_pass else 1)
-        outputs = self.run(sampled, args, kwargs, mode)
-        targets, weight = expand_tree((y, weight), batch, members, mode)
-        once = row_weights(batch, members, mode, tree_leaves(outputs)[0].device)
+        expand = partial(expand_batch, members=members, mode=mode)
+        targets, weight = tree_map_only(Tensor, expand, (y, weight))
+        once = row_weights(batch, members, mode, tree_leaves(y)[0].device)
         if once is not None:  # every example counts once
             weight = once if weight is None else once * weight
-        return outputs, targets, weight
+        in_one_pass = self.training and members > 1 and call.check.execution != "loop"
+        rows = rows_needed(batch, members, mode) // members if in_one_pass else 1
+        return TrainingCall(call, mode, targets, weight, rows)
 
     def _advice(self, error: Exception, batch: int) -> str:
         """Return what helps against an error of the network, or an empty string."""
@@ -266,30 +248,24 @@ class MemberEnsemble(UncertainModel):
 
     # The check at the first batch of every kind.
 
-    def ensure_checked(
-        self, count: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> CallCheck:
-        """Return what is known of calls of this kind.
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], members: int = 1) -> Call:
+        """Return a call with what is known of its kind (see ``UncertainModel.call``).
 
         Before several members run together, the first call of each kind is compared with the reference.
         """
-        kind = call_kind(args, kwargs)
-        if kind in self.checks or not self.check_first_batch or count == 1:
-            return self.known_check(args, kwargs)
-        if is_traced((args, kwargs)):  # a comparison cannot be part of a graph
-            return self.known_check(args, kwargs)
+        call = super().call(args, kwargs)
+        if members == 1 or not self.check_first_batch or call.kind in self.checks:
+            return call
+        if is_traced(call.tensors):  # a comparison cannot be part of a graph
+            return call
         from lpbnn.check import verify  # imports point the other way
 
         with MODES:  # it sets training flags: other threads wait for its result
-            if kind not in self.checks:
-                report = verify(self, args, kwargs)
+            if call.kind not in self.checks:
+                report = verify(self, call)
                 if report.warning:
                     warnings.warn(report.warning, UserWarning, stacklevel=2)
-        return self.checks[kind]
-
-    def require_independent_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.ensure_checked(2, args, kwargs)
-        super().require_independent_rows(args, kwargs)
+        return super().call(args, kwargs)
 
     def extra_state(self) -> dict[str, Any]:
         """Return what the state dict keeps besides tensors."""
@@ -311,8 +287,3 @@ class MemberEnsemble(UncertainModel):
             return  # it was found with other options than this model's: check again
         self.checks = checks
         self.use_expansion_points(found["expand_at"])
-
-
-def gather_outputs(rows: Outputs, members: int) -> Outputs:
-    """Return member-major rows as (members, examples, ...), for every head of a network."""
-    return tree_map(partial(gather, members=members), rows)

@@ -25,15 +25,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from lpbnn.convert.transposed import is_transposed_linear
+from lpbnn.members.call import Call, is_batched, mask_arguments
 from lpbnn.members.passes import Loop, MemberPass, PassSlot
-from lpbnn.members.rows import (
-    batched,
-    expand_batch,
-    expand_tree,
-    find_masks,
-    is_batched,
-    mask_arguments,
-)
+from lpbnn.members.rows import expand_batch
 from lpbnn.registry import did_you_mean
 
 # Numbers in a batch of images that keep a device busy without a second member beside them. On a CPU
@@ -92,22 +86,21 @@ class ExpansionPoints:
             return None
         if state is None or state.count == 1:
             return None
-        masks = [*find_masks(self.masks[module], args, kwargs), *state.shared]
-        examples = batched((args, kwargs), state.batch, masks)
+        own = Call(args, kwargs, self.masks[module], batch=state.batch, masks=state.masks)
         compiling = torch.compiler.is_compiling()
-        any_examples = len(examples) > 0  # torch 2.11 does not compile bool(list)
+        any_examples = len(own.examples) > 0  # torch 2.11 does not compile bool(list)
         if any_examples and state.draw and _may_loop(module, compiling):
-            few = _members_at_a_time(examples, state, compiling)
+            few = _members_at_a_time(own.examples, state, compiling)
             if few < state.count:
-                return self._run_earlier(module, args, kwargs, state, few, masks)
+                return self._run_earlier(module, own, state, few)
         state.expanded = state.expanded or any_examples
         late = state.mode == "repeat" and getattr(module, "expand_in_layers", False)
         if late and compiling and _expands_in_layers(module):
             return None
-        return expand_tree((args, kwargs), state.batch, state.count, state.mode, masks)
+        return own.expand(state.count, state.mode)
 
     def _run_earlier(
-        self, module: nn.Module, args: Any, kwargs: Any, state: MemberPass, few: int, masks: Any
+        self, module: nn.Module, call: Call, state: MemberPass, few: int
     ) -> tuple[Any, Any]:
         """Run all members but the last ``few``; ``concatenate_members`` adds the outputs of these."""
         *earlier, last = range(0, state.count, few)
@@ -115,14 +108,14 @@ class ExpansionPoints:
         for start in earlier:
             part = state.take(start, few)
             part.loop = loop
-            own_args, own_kwargs = _own_arguments((args, kwargs), state, start, part.count, masks)
+            own_args, own_kwargs = _own_arguments(call, state, start, part.count)
             with self.slot.use(part):
                 output = module.forward(*own_args, **own_kwargs)
             _require_rows(module, output, part.rows)
             loop.outputs.append(output)
         part = state.take(last, few)
         part.loop = loop
-        own = _own_arguments((args, kwargs), state, last, part.count, masks)
+        own = _own_arguments(call, state, last, part.count)
         self.slot.set(part)  # until the hook behind the module, or the pass ends with an error
         state.expanded = True
         return own
@@ -148,20 +141,18 @@ class ExpansionPoints:
         )
 
 
-def _own_arguments(call: Any, state: MemberPass, start: int, count: int, masks: Any) -> Any:
+def _own_arguments(call: Call, state: MemberPass, start: int, count: int) -> tuple[Any, Any]:
     """Return the arguments of ``count`` members of a loop, from ``start`` on."""
     own_rows = slice(state.batch * start, state.batch * (start + count))
 
     def own(x: Tensor) -> Tensor:
-        if state.expanded and is_batched(x, state.rows, masks):
-            return x[
-                own_rows
-            ]  # a view: who changes it changes the caller's rows, as without a loop
-        if is_batched(x, state.batch, masks):  # each member may change its copy
+        if state.expanded and is_batched(x, state.rows, call.masks):
+            return x[own_rows]  # a view: who changes it changes the rows of the caller
+        if call.holds_examples(x):  # each member may change its copy
             return expand_batch(x, count) if count > 1 else x.clone()
         return x
 
-    return tree_map_only(Tensor, own, call)
+    return tree_map_only(Tensor, own, (call.args, call.kwargs))
 
 
 def find_expansion_points(

@@ -56,7 +56,7 @@ class MemberPass:
         first: the number of the first member, counted through all draws.
         mode: how the batch is expanded to the members.
         draw: members of one draw, if parts of the network may run a few members at a time; 0: they may not.
-        shared: inputs of the network that hold no examples, whatever their size.
+        masks: inputs of the network that hold no examples, whatever their size.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class MemberPass:
         first: int = 0,
         mode: BatchMode = "repeat",
         draw: int = 0,
-        shared: Sequence[Tensor] = (),
+        masks: Sequence[Tensor] = (),
     ) -> None:
         self.sampled, self.batch, self.first = sampled, batch, first
         self.mode: BatchMode = mode
-        self.draw, self.shared = draw, shared
+        self.draw, self.masks = draw, masks
         self.count = sampled.count
         self.rows = rows_needed(batch, self.count, mode)  # of the expanded batch
         self.expanded = False  # True once an expansion point has expanded the batch

@@ -49,8 +49,8 @@ from lpbnn.model import (
     two_groups,
 )
 
-CHANNELS_LAST = (nn.LayerNorm, nn.RMSNorm)
-NORMS = (*RUNNING_NORMS, nn.GroupNorm, *CHANNELS_LAST)
+NORMS = (*RUNNING_NORMS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+CHANNELS_LAST = (nn.LayerNorm, nn.RMSNorm, nn.Linear)
 MAX_CLASSES = 4096  # for which classes to emphasise are drawn; later ones are not emphasised
 
 
@@ -261,10 +261,8 @@ class ABNN(MemberEnsemble):
         )
 
     def loss(self, x: Any, y: Any, weight: Tensor | None = None) -> Terms:
-        outputs, targets, weights = self.run_for_loss(
-            x, y, weight, self.config.batch_mode, lambda rows: self.sample()
-        )
-        likelihood = self.likelihood
+        call, mode, targets, weights, _ = self.training_call(x, y, weight, self.config.batch_mode)
+        outputs, likelihood = self.run(self.sample(), call, mode), self.likelihood
         soft = tree_leaves(targets)[0].is_floating_point()
         if soft or not isinstance(likelihood, Categorical) or not self.training:
             return total(**likelihood.nll_terms(outputs, targets, weights))

@@ -56,6 +56,7 @@ from lpbnn.likelihoods import (
     require_row_weights,
     weighted_mean,
 )
+from lpbnn.members.call import as_call, batch_size
 from lpbnn.methods._options import (
     Count,
     NonNegative,
@@ -64,7 +65,7 @@ from lpbnn.methods._options import (
     Positive,
     Range,
 )
-from lpbnn.model import Terms, UncertainModel, as_call, batch_size, total
+from lpbnn.model import Terms, UncertainModel, total
 from lpbnn.predict import evaluating
 from lpbnn.rank_one.factors import full_precision
 

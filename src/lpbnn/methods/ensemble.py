@@ -27,19 +27,10 @@ import torch
 from torch import Tensor, nn
 
 from lpbnn.likelihoods import as_likelihood, take_scalings
-from lpbnn.members.rows import copy_tensors
+from lpbnn.members.call import as_call, batch_size, copy_tensors
 from lpbnn.methods._options import Count, Options
 from lpbnn.methods.mcp import MCP
-from lpbnn.model import (
-    Outputs,
-    Pass,
-    Terms,
-    UncertainModel,
-    as_call,
-    batch_size,
-    stack_members,
-    total,
-)
+from lpbnn.model import Outputs, Pass, Terms, UncertainModel, stack_members, total
 
 
 @dataclasses.dataclass(frozen=True)

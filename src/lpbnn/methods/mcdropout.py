@@ -47,11 +47,12 @@ from lpbnn.convert.convert import (
     replace_modules,
 )
 from lpbnn.convert.wrapper import Wrapper
+from lpbnn.members.call import as_call
 from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.members.passes import MemberPass, PassSlot
 from lpbnn.members.rows import gather
 from lpbnn.methods._options import Count, Options, Range
-from lpbnn.model import Pass, Terms, as_call, noise_scale_value, total
+from lpbnn.model import Pass, Terms, noise_scale_value, total
 
 Rate = Annotated[float, Range("a number between 0 and 1, without them", 0, 1, open=True)]
 RATE = 0.1  # of inserted dropout, unless another is given
@@ -254,7 +255,7 @@ class MCDropout(MemberEnsemble):
         seeds: list[int] = torch.randint(2**62, (samples * self.members,)).tolist()
         masks = DropoutMasks(len(seeds), seeds)
         for start in range(0, masks.count, width):
-            yield partial(self._predict, masks.take(start, width), start)
+            yield partial(self._outputs_of, masks.take(start, width), start, True)
 
     def set_noise_scale(self, scale: float) -> None:
         """Scale the standard deviation of the masks, sqrt(p / (1 - p)), of all dropout layers."""
@@ -272,8 +273,7 @@ class MCDropout(MemberEnsemble):
         if not self.training:
             return super().loss(x, y, weight)
         self.likelihood.check_batch(x, y)
-        args, kwargs = as_call(x)
-        outputs = self.run(DropoutMasks(1), args, kwargs)
+        outputs = self.run(DropoutMasks(1), self.call(*as_call(x)))
         return total(**self.likelihood.nll_terms(outputs, y, weight))
 
 

@@ -41,8 +41,8 @@ from lpbnn.convert.checks import Filter
 from lpbnn.convert.convert import Conversion, convert
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.likelihoods import at_least_float32
+from lpbnn.members.call import as_call, copy_tensors
 from lpbnn.members.passes import PassSlot
-from lpbnn.members.rows import copy_tensors
 from lpbnn.methods._options import (
     Count,
     DataCount,
@@ -57,7 +57,6 @@ from lpbnn.model import (
     Pass,
     Terms,
     UncertainModel,
-    as_call,
     noise_scale_value,
     stack_members,
     total,

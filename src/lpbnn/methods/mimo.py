@@ -38,10 +38,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from lpbnn.convert.convert import convert
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.likelihoods import MultiHead, require_row_weights, require_targets
+from lpbnn.members.call import as_call, batch_size
 from lpbnn.members.partial import raise_with_advice
-from lpbnn.members.rows import expand_tree, find_masks, gather, is_batched
+from lpbnn.members.rows import gather
 from lpbnn.methods._options import Count, Options, Share
-from lpbnn.model import Outputs, Terms, UncertainModel, as_call, batch_size, total
+from lpbnn.model import Outputs, Terms, UncertainModel, total
 from lpbnn.rank_one.layer import SUPPORTED, TRANSPOSED
 from lpbnn.registry import did_you_mean
 
@@ -190,13 +191,7 @@ class MIMO(UncertainModel):
         self.first, self.last = ends
 
     def outputs(self, *args: Any, **kwargs: Any) -> Outputs:
-        batch, masks = batch_size(args, kwargs), self._masks(args, kwargs)
-        return self._run(*expand_tree((args, kwargs), batch, self.members, masks=masks))
-
-    def _masks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-        """Return the inputs that hold no examples."""
-        shared = self.known_check(args, kwargs).shared_inputs
-        return find_masks([*self.mask_arguments, *shared], args, kwargs)
+        return self._run(*self.call(args, kwargs).expand(self.members))
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outputs:
         """Return the outputs (M, rows / M, ...) for inputs in member-major rows."""
@@ -233,17 +228,10 @@ class MIMO(UncertainModel):
         self.likelihood.check_batch(x, y)
         require_targets(y, batch)
         require_row_weights(weight, batch)
-        if self.training:
-            self.require_independent_rows(args, kwargs)  # at the first batch
-        masks = self._masks(args, kwargs)
+        call = self.independent_call(args, kwargs) if self.training else self.call(args, kwargs)
         device = next(t.device for t in tree_leaves((y, args, kwargs)) if isinstance(t, Tensor))
         examples = self.shuffled_examples(batch, device)
-
-        def take(part: Tensor) -> Tensor:
-            rows = examples.flatten().to(part.device)
-            return part[rows] if is_batched(part, batch, masks) else part
-
-        outputs = self._run(*tree_map_only(Tensor, take, (args, kwargs)))
+        outputs = self._run(*call.map_examples(lambda x: x[examples.flatten().to(x.device)]))
         heads = []
         for member, rows in enumerate(examples):
             own = tree_map_only(Tensor, lambda t, m=member: t[m], outputs)

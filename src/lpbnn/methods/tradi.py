@@ -58,18 +58,9 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lpbnn.likelihoods import at_least_float32
-from lpbnn.members.rows import copy_tensors
+from lpbnn.members.call import as_call, batch_size, copy_tensors
 from lpbnn.methods._options import Count, NonNegative, Options, Positive
-from lpbnn.model import (
-    NotFittedWarning,
-    Outputs,
-    Pass,
-    UncertainModel,
-    WideBuffers,
-    as_call,
-    batch_size,
-    stack_members,
-)
+from lpbnn.model import NotFittedWarning, Outputs, Pass, UncertainModel, WideBuffers, stack_members
 from lpbnn.predict import evaluating, inputs_of
 
 ONE_THREAD = threading.RLock()  # functional_call replaces the network's tensors while it runs

@@ -125,13 +125,11 @@ class RankOneEnsemble(MemberEnsemble):
         return SampledFactors(factors)
 
     def loss(self, x: Any, y: Any, weight: Tensor | None = None) -> Terms:
+        training = self.training_call(x, y, weight, self.batch_mode)
         posterior = self.posterior()
-
-        def sample(rows: int) -> SampledFactors:
-            return with_biases(self.layers, posterior.sample(1, self.noise_scale, rows))
-
-        rows = self.run_for_loss(x, y, weight, self.batch_mode, sample)
-        terms = self.likelihood.nll_terms(*rows)
+        sampled = with_biases(self.layers, posterior.sample(1, self.noise_scale, training.rows))
+        outputs = self.run(sampled, training.call, training.mode)
+        terms = self.likelihood.nll_terms(outputs, training.targets, training.weights)
         for name, term in self.penalties(posterior).items():
             terms[name] = term.to(terms["nll"].device)  # layers may be on several devices
         return total(**terms)

@@ -18,8 +18,9 @@ from torch import Tensor
 from lpbnn.check import compiled_loss_agrees
 from lpbnn.kernels.recompute import compiled
 from lpbnn.kernels.row_norm import RowNorm, use_row_norms
+from lpbnn.members.call import as_call
 from lpbnn.members.ensemble import MemberEnsemble
-from lpbnn.model import LossStep, Terms, UncertainModel, as_call
+from lpbnn.model import LossStep, Terms, UncertainModel
 from lpbnn.rank_one.ensemble import RankOneEnsemble
 from lpbnn.training.config import RunConfig, ScheduleConfig
 from lpbnn.training.cuda_graph import Recording, make_recordable, records
@@ -57,7 +58,7 @@ class TrainStep(LossStep):
         """Return the compiled loss, or the plain one if the two differ on this batch."""
         model = self.model
         if isinstance(model, MemberEnsemble):  # a comparison cannot be part of a compiled graph
-            model.ensure_checked(model.members, *as_call(x))
+            model.call(*as_call(x), model.members)
         if isinstance(model, RankOneEnsemble):
             for path in model.expand_at:
                 use_row_norms(model.net.get_submodule(path))

@@ -1,0 +1,250 @@
+"""A call of a network: its arguments, which of them hold the examples, and what is known of such calls.
+
+A tensor holds the examples if its first dimension is the batch, that of the first tensor. Attention masks
+and other shared inputs do not, whatever their size; they are found by their place and name.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from lpbnn.members.rows import BatchMode, expand_batch
+
+Execution = Literal["unchecked", "batched", "loop", "single"]
+EXECUTIONS: tuple[str, ...] = get_args(Execution)
+# Torch's names of (queries, keys) masks that all examples share; padding masks have a row per example.
+ATTENTION_MASKS = ("src_mask", "tgt_mask", "memory_mask", "attn_mask")
+
+
+class Argument(NamedTuple):
+    """An argument of a network that is special, by position and name.
+
+    Args:
+        kind: "mask", an attention mask by torch's names; "other mask", a mask by any name in a network with
+            attention; "shared", which was seen to have no row per example.
+    """
+
+    position: int  # -1: by name only
+    name: str
+    kind: Literal["mask", "other mask", "shared"] = "mask"
+
+
+class CallCheck(NamedTuple):
+    """The result of ``lpbnn.check`` for calls of one kind (``Call.kind``).
+
+    Args:
+        execution: "batched" if members may run as rows of one batch, "loop" if they must run one after
+            another, "single" if the method runs whole networks anyway.
+        independent_rows: False if the output of an example depends on the other examples; None if that was
+            not compared.
+        shared_inputs: the arguments that hold no examples.
+    """
+
+    execution: Execution = "unchecked"
+    independent_rows: bool | None = None
+    shared_inputs: tuple[Argument, ...] = ()
+
+
+class Call:
+    """The arguments of one call of a network, and which of its tensors hold the examples.
+
+    Args:
+        args: the network's arguments.
+        kwargs: its keyword arguments.
+        special: the arguments that may be masks, and those that are known to hold no examples.
+        check: what is known of calls of this kind; its shared inputs are special, too.
+        batch: the number of examples, if it is not that of the first tensor.
+        masks: other tensors that hold no examples.
+
+    Example:
+        >>> call = Call((torch.tensor([10, 20, 30]),), {"scale": torch.ones(2)})
+        >>> call.batch, call.expand(members=2)
+        (3, ((tensor([10, 20, 30, 10, 20, 30]),), {'scale': tensor([1., 1.])}))
+        >>> call.take([2, 0]).args
+        (tensor([30, 10]),)
+    """
+
+    def __init__(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        special: Sequence[Argument] = (),
+        check: CallCheck | None = None,
+        batch: int | None = None,
+        masks: Sequence[Tensor] = (),
+    ) -> None:
+        self.args, self.kwargs = args, kwargs
+        self.check = check or CallCheck()
+        self.special = (*special, *self.check.shared_inputs)
+        self.batch = batch_size(args, kwargs) if batch is None else batch
+        self.masks = list(masks)
+        self.head_masks: list[Tensor] = []  # with a row per example and head
+        for i, name, kind in self.special:
+            value = args[i] if 0 <= i < len(args) else kwargs.get(name)
+            if not isinstance(value, Tensor):
+                continue
+            # Oblong masks may be padding masks (batch, time), in a module that gives these the same name.
+            square = value.dim() == 2 and value.shape[0] == value.shape[1]
+            if kind == "shared" or (kind == "mask" and square):
+                self.masks.append(value)
+            elif (
+                value.dim() == 3 and self.batch < value.shape[0] and not value.shape[0] % self.batch
+            ):
+                self.head_masks.append(value)
+
+    @property
+    def kind(self) -> str:
+        """Which arguments there are: how many dimensions each tensor has, and the value of each flag.
+
+        Calls of one kind take the same way through a network, if its code does not look at sizes or values.
+
+        >>> Call((torch.zeros(8, 5), None), {"mask": torch.zeros(8, 5, 5), "causal": True}).kind
+        '0:2 mask:3 causal:True'
+        """
+        found = []
+        for name, value in (*enumerate(self.args), *self.kwargs.items()):
+            for leaf in tree_leaves(value):
+                if isinstance(leaf, Tensor | bool):
+                    found.append(f"{name}:{leaf if isinstance(leaf, bool) else leaf.dim()}")
+        return " ".join(found)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors among the arguments."""
+        leaves = tree_leaves((self.args, self.kwargs))
+        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+    @property
+    def examples(self) -> list[Tensor]:
+        """The tensors that hold the examples."""
+        return [x for x in self.tensors if self.holds_examples(x)]
+
+    def holds_examples(self, x: Tensor) -> bool:
+        """Return True if the first dimension of a tensor of this call is the batch."""
+        return is_batched(x, self.batch, self.masks)
+
+    def map_examples(self, function: Callable[[Tensor], Tensor]) -> Any:
+        """Return (args, kwargs) with ``function`` applied to the tensors that hold the examples."""
+
+        def apply(x: Tensor) -> Tensor:
+            return function(x) if self.holds_examples(x) else x
+
+        return tree_map_only(Tensor, apply, (self.args, self.kwargs))
+
+    def expand(self, members: int, mode: BatchMode = "repeat") -> Any:
+        """Return (args, kwargs) with the examples of all members, member-major."""
+        return self.map_examples(lambda x: expand_batch(x, members, mode))
+
+    def take(self, examples: slice | Sequence[int]) -> "Call":
+        """Return the call of some of the examples.
+
+        Masks stay, unless they have a row per example and head: these rows go with the examples.
+        """
+        chosen = examples if isinstance(examples, slice) else list(examples)
+
+        def take(x: Tensor) -> Tensor:
+            if any(x is mask for mask in self.head_masks):
+                return x.unflatten(0, (self.batch, -1))[chosen].flatten(0, 1)
+            return x[chosen] if self.holds_examples(x) else x
+
+        args, kwargs = tree_map_only(Tensor, take, (self.args, self.kwargs))
+        return Call(args, kwargs, self.special)
+
+    def copy(self) -> Any:
+        """Return (args, kwargs) in memory of their own, for a network that changes its inputs."""
+        return copy_tensors((self.args, self.kwargs))
+
+    def shared_arguments(self, network: nn.Module) -> list[Argument]:
+        """Return the arguments that hold no examples: they have no row for each, nor several.
+
+        They hold none in later calls either, even if a batch has by chance as many examples as they have rows.
+
+        Example:
+            >>> call = Call((torch.zeros(4, 2), torch.zeros(3, 2)), {})
+            >>> call.shared_arguments(nn.Bilinear(2, 2, 1))
+            [Argument(position=1, name='input2', kind='shared')]
+        """
+        names = _parameter_names(network)
+        given = [(i, names[i] if i < len(names) else "", x) for i, x in enumerate(self.args)]
+        given += [(names.index(n) if n in names else -1, n, x) for n, x in self.kwargs.items()]
+        return [
+            Argument(i, name, "shared")
+            for i, name, x in given
+            if isinstance(x, Tensor) and x.dim() > 0 and x.shape[0] % self.batch
+        ]
+
+
+def as_call(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return a batch as arguments: a tensor, a tuple of arguments, or a mapping of keywords."""
+    if isinstance(x, Mapping):
+        return (), dict(x)
+    return tuple(x) if isinstance(x, tuple | list) else (x,), {}
+
+
+def batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Return the number of examples in a call: the first dimension of its first tensor."""
+    first = None
+    for leaf in tree_leaves((args, kwargs)):
+        if isinstance(leaf, Tensor):
+            first = leaf
+            if leaf.dim() > 0:
+                break
+    if first is None:
+        given = ", ".join(type(value).__name__ for value in (*args, *kwargs.values())) or "nothing"
+        raise TypeError(f"expected a tensor of inputs, got {given}. Fix: torch.as_tensor(...).")
+    if first.dim() == 0:
+        raise ValueError("expected a batch, got a tensor without dimensions. Fix: x.unsqueeze(0).")
+    if first.shape[0] == 0:
+        raise ValueError(f"the batch is empty: inputs of shape {tuple(first.shape)}.")
+    integers = first.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)
+    if first.dtype == torch.uint8 or (integers and first.dim() >= 4):  # fewer dimensions: tokens
+        raise TypeError(
+            f"expected floating-point inputs, got {first.dtype} of shape {tuple(first.shape)}. "
+            "Fix: x.float() / 255, then the normalisation the network was trained with."
+        )
+    return first.shape[0]
+
+
+def is_batched(x: Tensor, batch: int, masks: Sequence[Tensor] = ()) -> bool:
+    """Return True if a tensor holds the examples: its first dimension is the batch, and it is no mask."""
+    if x.dim() == 0 or x.shape[0] != batch or isinstance(x, nn.Parameter):
+        return False
+    return not masks or all(x is not mask for mask in masks)
+
+
+def copy_tensors(tree: Any) -> Any:
+    """Return a nested structure with its tensors in memory of their own, for code that changes them.
+
+    Parameters stay: they are learned, and a copy would be another one.
+    """
+    return tree_map_only(Tensor, lambda x: x if isinstance(x, nn.Parameter) else x.clone(), tree)
+
+
+def mask_arguments(module: nn.Module) -> list[Argument]:
+    """Return which arguments of a module are attention masks, or may be, by their names.
+
+    Example:
+        >>> mask_arguments(nn.TransformerEncoderLayer(4, 2))[0]
+        Argument(position=1, name='src_mask', kind='mask')
+    """
+    # Elsewhere than in torch's own encoder a "mask" is as often one of padding, (batch, time).
+    masks = (
+        (*ATTENTION_MASKS, "mask") if isinstance(module, nn.TransformerEncoder) else ATTENTION_MASKS
+    )
+    attends = any(hasattr(inner, "num_heads") for inner in module.modules())
+    return [
+        Argument(i, name, "mask" if name in masks else "other mask")
+        for i, name in enumerate(_parameter_names(module))
+        if name in masks or (attends and "mask" in name)
+    ]
+
+
+def _parameter_names(module: nn.Module) -> list[str]:
+    try:
+        return list(inspect.signature(module.forward).parameters)
+    except (TypeError, ValueError):  # no Python function
+        return []
