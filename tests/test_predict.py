@@ -353,6 +353,22 @@ def test_no_more_examples_than_the_chunk_are_in_the_network() -> None:
         assert sum(seen) == 3 * 5
 
 
+def test_an_input_that_cannot_be_cut_is_named() -> None:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.head = nn.GRU(4, 6, batch_first=True), nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+            return self.head(self.rnn(x, state)[0][:, -1])
+
+    model = lpbnn.build(Reader(), "batchensemble", exclude="rnn")
+    inputs = torch.randn(8, 5, 4), torch.randn(1, 8, 6)
+    assert predict(model, inputs).probs.shape == (8, 3)
+    with pytest.raises(RuntimeError, match=r"batch is not the first dimension.*without chunk"):
+        predict(model, inputs, chunk=3)
+
+
 def test_rows_are_asked_to_be_independent_once_if_the_batch_is_cut() -> None:
     class Asked(Noisy):
         def independent_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:

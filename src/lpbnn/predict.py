@@ -19,6 +19,7 @@ from lpbnn.convert.wrapper import Wrapper
 from lpbnn.draws import private_draws, seed_from
 from lpbnn.likelihoods import Categorical, Likelihood, MultiHead, Summary
 from lpbnn.members.call import Call, as_call
+from lpbnn.members.partial import raise_with_advice
 from lpbnn.model import MODES, LossStep, Pass, UncertainModel, at_least_one
 
 if TYPE_CHECKING:
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 
 # Outputs that are summarised together, 32 MiB of float32: more than any batch of labels has.
 AT_ONCE = 2**23
+WAS_CUT = (
+    "predict(chunk=...) cut the batch: an input whose batch is not the first dimension (an initial state) "
+    "was not cut with it. Fix: predict without chunk, or with smaller batches."
+)
 # Modules that hold a model and change nothing in its predictions; torch.compile's has "_orig_mod".
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel, LossStep)
 
@@ -336,7 +341,10 @@ def predict(
             for part, sums in parts:
                 # A network may change its inputs in place, and the next pass needs them as they are.
                 args, kwargs = part.copy()
-                outputs = run(*args, **kwargs)
+                try:
+                    outputs = run(*args, **kwargs)
+                except RuntimeError as error:
+                    raise_with_advice(WAS_CUT if len(parts) > 1 else "", error)
                 for name, head_sums in sums.items():
                     head_sums.add(outputs[name] if isinstance(outputs, Mapping) else outputs)
                 del outputs  # before the next pass makes its own

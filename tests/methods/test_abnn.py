@@ -54,6 +54,17 @@ def test_a_member_equals_the_network_with_its_scales(name: str) -> None:
     assert model.execution == "batched"
 
 
+@pytest.mark.parametrize("steps", [5, 3])  # 3: as many as there are outputs
+def test_a_linear_layer_scales_the_outputs_of_every_step_of_a_sequence(steps: int) -> None:
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()
+    x = torch.randn(2, steps, 4, dtype=torch.float64)
+    model = build(copy.deepcopy(net), members=3, std=0.3).eval()
+    affines = model.sample()
+    rows = model.run(affines, model.call((x,), {}, 3)).view(3, 2, steps, 3)
+    for member in range(3):
+        torch.testing.assert_close(rows[member], member_network(net, affines, member)(x))
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_without_noise_an_untrained_model_is_the_network_and_undo_returns_it(name: str) -> None:
     net = settle(NETWORKS[name]())
