@@ -42,6 +42,17 @@ def test_its_results_are_those_of_the_fair_comparison(name: str) -> None:
     assert auroc == row(page, "SVHN, 1 - max", own)[2]
 
 
+@pytest.mark.parametrize("name", ["Deep Ensembles", "LP-BNN", "Rank-1 BNN"])
+def test_its_other_results_are_those_of_the_tables(name: str) -> None:
+    lines = (ROOT / "docs/results/paper.md").read_text().split("## CIFAR-100")[0].splitlines()
+    line = next(line for line in lines if line.startswith(f"| `wrn-16-4` | {name} |"))
+    accuracy, ece, nll = (
+        line.replace("*", "").split("|")[i].split("±")[0].strip() for i in (4, 6, 8)
+    )
+    shown = re.sub(r"\s+", " ", (ROOT / "README.md").read_text())
+    assert re.search(rf"{accuracy}( %)?, (NLL )?{nll}, (ECE )?{ece}", shown)
+
+
 def test_its_picture_is_drawn(tmp_path: Path) -> None:
     path = tmp_path / "moons.png"
     runpy.run_path(str(ROOT / "examples" / "two_moons.py"))["main"](str(path), steps=2)

@@ -155,7 +155,7 @@ def _cifar(sets: Sequence[tuple[str, Sequence[Row], Paper]], columns: Sequence[C
             for method in methods:
                 own = groups[method]
                 label = title(method) + MARK * any(_is_noted(row) for row in own)
-                line = [*[name] * parted, network, label, str(len(own))]
+                line = [*[name] * parted, f"`{network}`", label, str(len(own))]
                 for column, has_paper in shown:
                     line.append(_cell(own, column, best[column.key] == method))
                     if has_paper:
@@ -250,7 +250,7 @@ def _diversity(rows: Sequence[Row]) -> str:
         for method in diversity.METHODS:
             own = groups[method]
             ours = (_cell(own, c, False) for c in PAIRS)
-            lines.append([network, title(method), str(len(own)), *ours])
+            lines.append([f"`{network}`", title(method), str(len(own)), *ours])
     for method in diversity.METHODS:
         theirs = (PAIRS[i].text(paper[method][str(c.paper)]) for i, c in enumerate(PAIRS))
         lines.append(["paper", title(method), "", *theirs])

@@ -182,7 +182,7 @@ def test_the_page_of_results_shows_means_of_the_records(records: Any) -> None:
     ]
     mean = sum(runs) / len(runs)
     spread = (sum((x - mean) ** 2 for x in runs) / (len(runs) - 1)) ** 0.5
-    shown = f"| wrn-16-4 | LP-BNN | {len(runs)} | {100 * mean:.2f} ±{100 * spread:.2f} | 95.02 (94.76) |"
+    shown = f"| `wrn-16-4` | LP-BNN | {len(runs)} | {100 * mean:.2f} ±{100 * spread:.2f} | 95.02 (94.76) |"
     assert shown in text
 
 
