@@ -224,7 +224,7 @@ def calibrate(
 
 
 def _show_scaling(run: Path, found: dict[str, Any], after: dict[str, float]) -> None:
-    from lpbnn.metrics import METRICS
+    from lpbnn.metric_info import METRICS
 
     table = Table(box=None)
     table.add_column("test set", no_wrap=True, style="cyan")

@@ -14,8 +14,9 @@ matplotlib, by default the next of the axes' cycle. Text and lines follow ``matp
 what they show as their ``gid`` ("title:..."), which the report turns into hover titles of its SVG.
 """
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -219,8 +220,7 @@ def ood_scores(
     axes.set(xlim=limits, ylim=(0, 1.02))
     _share_ticks(axes.yaxis)
     if log:
-        axes.minorticks_off()
-        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}".replace("e-0", "e-"))
+        log_ticks(axes, "x")
     else:
         axes.locator_params(axis="x", nbins=4)
     return axes
@@ -833,6 +833,27 @@ def above(axes: Axes, text: str) -> None:
     """Write what the y axis is above it, where it can be read without turning the head."""
     place = {"transform": axes.transAxes, "va": "bottom", "ha": "left"}
     axes.text(0, 1.04, text, color=_muted(), **place)
+
+
+def log_ticks(axes: Axes, which: Literal["x", "y"]) -> None:
+    """Label a logarithmic axis with plain numbers: powers of ten, on a short axis also some between.
+
+    >>> axes = _axes()
+    >>> axes.set(xscale="log", xlim=(0.02, 0.6))
+    [None, (0.02, 0.6)]
+    >>> log_ticks(axes, "x")
+    >>> [label.get_text() for label in axes.get_xticklabels()]
+    ['0.02', '0.05', '0.1', '0.2', '0.5']
+    """
+    axis = getattr(axes, f"{which}axis")
+    low, high = axis.get_view_interval()
+    steps = (1, 2, 5) if high < 100 * low else (1, 3) if high < 1000 * low else (1,)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    powers = powers[:: -(-len(powers) // 6)]
+    ticks = [step * 10.0**power for power in powers for step in steps]
+    ticks = [tick for tick in ticks if low <= tick <= high]
+    axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.set_ticks((), minor=True)
 
 
 def _share_ticks(axis: Any) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lpbnn import metrics
 from lpbnn.metrics import DetectionMetrics, PooledDetectionMetrics
-from lpbnn.metrics.pooled import BINS, bin_of
+from lpbnn.metrics.detection import BINS, bin_of
 
 KINDS = [
     "random",

@@ -9,7 +9,7 @@ import pytest
 
 from lpbnn import methods
 from lpbnn.data import Task
-from lpbnn.metrics.info import METRICS
+from lpbnn.metric_info import METRICS
 from lpbnn.training import EvalConfig, OptimConfig, RunConfig
 from lpbnn.training.build import DataInfo, resolved
 from lpbnn.training.rundir import RunDir

@@ -212,7 +212,7 @@ def test_segmentation(make: Make, tmp_path: Path) -> None:
         assert said in page.text["maps"], said
     for said in ("anomalies: per image", "anomalies: pooled", "the paper's protocol"):
         assert said in page.text["comparison"], said
-    assert "anomalies: pooled AUROC" in page.text["tradeoffs"]
+    assert "AUROC ↑ (anomalies pooled)" in page.text["tradeoffs"]
     assert "detection" not in page.sections
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from report.conftest import SESSION, Make
 
-from lpbnn.metrics.info import METRICS
+from lpbnn.metric_info import METRICS
 from lpbnn.report import PaperTable, Table, comparison
 from lpbnn.report.runs import grouped, read_runs
 from lpbnn.report.tables import COSTS, Cell, conformal, cost, diversity, marks, recalibration
@@ -239,12 +239,12 @@ def test_times_beside_other_runs_are_told_from_times_in_turn(make: Make) -> None
         RunDir(runs[4]).add_session({**SESSION, **changes})
     table = cost(grouped(read_runs(runs)))
     notes = " ".join(table.notes)
-    assert "2 runs shared their device with others: their times are left out" in notes
-    assert "1 runs had the device to themselves, but were compiled beside others" in notes
+    assert "2 runs shared the device with others: times of these are left out" in notes
+    assert "1 run had the device alone, but compiled beside others" in notes
     assert len(column(table, "train/seconds")["MCP"].values) == 3
     assert len(column(table, "cost/parameters")["MCP"].values) == 5
     table = cost(grouped(read_runs([runs[1], runs[4]])))
-    assert "2 runs shared their device with others: alone they are faster" in " ".join(table.notes)
+    assert "2 runs shared the device with others: alone they are faster" in " ".join(table.notes)
     assert len(column(table, "train/seconds")["MCP"].values) == 2
     assert "shared" not in " ".join(cost(grouped(read_runs([runs[0], runs[3]]))).notes)
 

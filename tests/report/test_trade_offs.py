@@ -35,7 +35,7 @@ def measured(
 def test_a_chart_for_each_number_that_several_rows_have(make: Make) -> None:
     charts = drawn(make("mcp"), make("lpbnn"), make("lpbnn", 1))
     assert len(charts) == 3
-    for chart, words in zip(charts, ("ECE ↓", "photos AUROC ↑", "cE ↓"), strict=True):
+    for chart, words in zip(charts, ("ECE ↓", "AUROC ↑ (photos)", "cE ↓"), strict=True):
         assert words in chart
         assert "LP-BNN" in chart
         assert "MCP" in chart

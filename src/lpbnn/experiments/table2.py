@@ -265,7 +265,7 @@ def _label(row: str) -> str:
 
 def _published() -> Table:
     """Return the paper's own table, for data that it does not have."""
-    from lpbnn.metrics.info import METRICS
+    from lpbnn.metric_info import METRICS
 
     table = Table(
         title="The paper's numbers, on other data: directions, not values, compare with ours",

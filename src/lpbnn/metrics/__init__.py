@@ -26,13 +26,10 @@ every confidence, its AUROC squashes scores through a sigmoid, and both check va
 sync per batch; so the counting is ours.
 """
 
-from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
-
 from lpbnn.extras import missing
+from lpbnn.metric_info import METRICS, MetricInfo
 
-if TYPE_CHECKING:
+try:
     from lpbnn.metrics.calibration import (
         ReliabilityBins,
         adaptive_ece,
@@ -41,13 +38,14 @@ if TYPE_CHECKING:
         ece,
         reliability,
     )
-    from lpbnn.metrics.classification import (
-        ClassificationMetrics,
-        accuracy,
-        brier,
-        nll,
+    from lpbnn.metrics.classification import ClassificationMetrics, accuracy, brier, nll
+    from lpbnn.metrics.detection import (
+        DetectionMetrics,
+        PooledDetectionMetrics,
+        aupr,
+        auroc,
+        fpr95,
     )
-    from lpbnn.metrics.detection import DetectionMetrics, aupr, auroc, fpr95
     from lpbnn.metrics.diversity import (
         DiversityMetrics,
         correlation,
@@ -55,8 +53,6 @@ if TYPE_CHECKING:
         q_statistic,
         ratio_error,
     )
-    from lpbnn.metrics.info import METRICS, MetricInfo
-    from lpbnn.metrics.pooled import PooledDetectionMetrics
     from lpbnn.metrics.regression import (
         RegressionMetrics,
         coverage,
@@ -69,6 +65,8 @@ if TYPE_CHECKING:
     from lpbnn.metrics.segmentation import ImageDetectionMetrics, MeanIoU, miou, pixel_detection
     from lpbnn.metrics.selective import RiskCoverage, augrc, aurc, risk_coverage
     from lpbnn.metrics.sets import interval_coverage, set_coverage, set_size
+except ModuleNotFoundError as error:
+    raise missing(error) from error
 
 __all__ = [
     "METRICS",
@@ -112,24 +110,3 @@ __all__ = [
     "set_coverage",
     "set_size",
 ]
-
-_MODULES = ("info", "calibration", "classification", "detection", "diversity", "pooled")
-_MODULES += ("regression", "segmentation", "selective", "sets")
-
-
-def _module(name: str) -> ModuleType:
-    try:
-        return import_module(f"{__name__}.{name}")
-    except ModuleNotFoundError as error:
-        raise missing(error) from error
-
-
-def __getattr__(name: str) -> Any:
-    """Import a metric on first use: torchmetrics takes seconds, which tables of runs do not need."""
-    for module in _MODULES if name in __all__ else ():
-        found = vars(_module(module))
-        if name in found:
-            return globals().setdefault(name, found[name])
-    if name in _MODULES:
-        return _module(name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

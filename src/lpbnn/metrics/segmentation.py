@@ -11,8 +11,13 @@ import torch
 from torch import Tensor
 
 from lpbnn.metrics import _base as base
-from lpbnn.metrics.detection import KEYS, check_scores, ranked, require_no_nan
-from lpbnn.metrics.pooled import PooledDetectionMetrics
+from lpbnn.metrics.detection import (
+    KEYS,
+    PooledDetectionMetrics,
+    check_scores,
+    ranked,
+    require_no_nan,
+)
 
 VOID = 255  # what the label maps of nearly every data set say where there is no class
 

@@ -25,7 +25,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
-from lpbnn.metrics.info import METRICS
+from lpbnn.metric_info import METRICS
 from lpbnn.training import archive
 from lpbnn.training.files import (
     RunError,

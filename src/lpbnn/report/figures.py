@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from markupsafe import Markup
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
 from lpbnn import plots
+from lpbnn.metric_info import HUGE, METRICS, MetricInfo
 from lpbnn.metrics.calibration import ReliabilityBins
-from lpbnn.metrics.info import METRICS, MetricInfo
 from lpbnn.metrics.selective import RiskCoverage
 from lpbnn.report import tables
 from lpbnn.report.colours import line_style, marker
@@ -113,15 +115,20 @@ def training(groups: Sequence[Group]) -> list[Figure]:
         if max((len(mean) for _, mean in curves), default=0) < 2:
             continue
         ends = [Mark(g, float(len(m)), float(m[-1])) for g, m in curves if np.isfinite(m[-1])]
-        values = np.concatenate([mean[np.isfinite(mean)] for _, mean in curves])
+        # One that diverged does not decide what range is shown.
+        deciding = [mean for group, mean in curves if not group.diverged] or [m for _, m in curves]
+        values = np.concatenate([mean[np.isfinite(mean)] for mean in deciding])
         with _chart(charts, what, ends, f"{what} by epochs") as axes:
             for group, mean in curves:
                 plots.curve(axes, np.arange(1, len(mean) + 1), mean, **_line(group))
             axes.set_xlabel("epoch", labelpad=2)
-            if values.size and values.min() > 0 and values.max() > FAR * values.min():
-                axes.set_yscale("log")
-                axes.minorticks_off()
-                axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+            low, high = values.min(initial=np.inf), values.max(initial=-np.inf)
+            log = low > 0 and high > FAR * low
+            if log:
+                axes.set(yscale="log", ylim=(0.8 * low, 1.25 * high))
+                plots.log_ticks(axes, "y")
+            elif low < high:
+                axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
             axes.locator_params(axis="x", nbins=6, integer=True)
     return charts
 
@@ -158,62 +165,52 @@ def corruption(groups: Sequence[Group]) -> list[Figure]:
     return charts
 
 
-Measured = tuple[MetricInfo, tuple[str, ...]]
-"""A metric and its path in the results."""
+class Measured(NamedTuple):
+    """A number to be an axis: its metric, its path in the results, and what it is called there."""
+
+    info: MetricInfo
+    path: tuple[str, ...]
+    name: str = ""
+
+    @property
+    def told(self) -> str:
+        """Its name without an arrow: "accuracy", "NLL"."""
+        title = self.info.title
+        return self.name or (title.lower() if title.istitle() else title)
 
 
 def trade_offs(groups: Sequence[Group]) -> list[Figure]:
-    """Accuracy against ECE, the AUROC of each set never seen, and cE; RMSE against NLL."""
-    regression = groups[0].runs[0].data.task == "regression"
-    key, first = ("rmse", "nll") if regression else ("accuracy", "ece")
-    charts: list[Figure] = []
-    across = (METRICS[key], ("test", key))
-    trade_off(charts, groups, across, (METRICS[first], ("test", first)))
+    """The main metric against ECE, the AUROC of each set never seen, and cE; RMSE against NLL."""
+    key = tables.main_metric(groups)
+    first = "nll" if key == "rmse" else "ece"
+    up = [Measured(METRICS[first], ("test", first))]
     for name in tables.measured_on(groups, "ood"):
-        auroc = (METRICS["auroc"], ("ood", name, "auroc"))
-        trade_off(charts, groups, across, auroc, above=tables.PIXELS.get(name, name))
-    trade_off(charts, groups, across, (METRICS["ce"], ("corruption", "ce")))
-    return charts
+        where = tables.PIXELS.get(name, name).replace(":", "")
+        auroc = METRICS["auroc"]
+        up.append(Measured(auroc, ("ood", name, "auroc"), f"{_what(auroc)} ({where})"))
+    up.append(Measured(METRICS["ce"], ("corruption", "ce")))
+    across = Measured(METRICS[key], ("test", key))
+    return [chart for one in up for chart in trade_off(groups, across, one)]
 
 
 def costs(groups: Sequence[Group]) -> list[Figure]:
-    """The main metric against the time of training, of a prediction, and against parameters."""
-    keys = [k for k in ("miou", "accuracy", "rmse") if any(g.values("test", k)[0] for g in groups)]
-    charts: list[Figure] = []
-    for key in keys[:1]:
-        for path, along in (
-            ("train/seconds", "training time, s"),
-            ("cost/predict_seconds_per_1000", "prediction of 1,000 examples, s"),
-        ):
-            across = (COSTS[path], tuple(path.split("/")))
-            trade_off(charts, groups, across, (METRICS[key], ("test", key)), along)
-    return charts
+    """The main metric against the time of training and of a prediction."""
+    key = tables.main_metric(groups)
+    times = (
+        ("train/seconds", "training time, s"),
+        ("cost/predict_seconds_per_1000", "prediction of 1,000 examples, s"),
+    )
+    up = Measured(METRICS[key], ("test", key))
+    across = [Measured(COSTS[path], tuple(path.split("/")), name) for path, name in times]
+    return [chart for one in across for chart in trade_off(groups, one, up)]
 
 
-def trade_off(
-    charts: list[Figure],
-    groups: Sequence[Group],
-    across: Measured,
-    up: Measured,
-    along: str = "",
-    above: str = "",
-) -> None:
-    """Add a chart of one number against another, every method that trained a point, two at least.
-
-    Args:
-        charts: to add to.
-        groups: the methods.
-        across: metric and path of the x axis.
-        up: the same of the y axis.
-        along: name of the x axis; empty for that of its metric.
-        above: the set that the y axis is measured on.
-    """
+def trade_off(groups: Sequence[Group], across: Measured, up: Measured) -> list[Figure]:
+    """A chart of one number against another: a point for each method that trained, two at least."""
     points = [(g, *found) for g in groups if (found := _point(g, across, up)) is not None]
     if len(points) < 2:
-        return
-    what = f"{above} {_what(up[0])}".strip()
-    info = across[0]
-    name = info.title.lower() if info.title.istitle() else info.title
+        return []
+    info, what = across.info, up.name or _what(up.info)
     xs, ys = [p[1] for p in points], [p[2] for p in points]
     log = isinstance(info, tables.Quantity) and min(xs) > 0 and max(xs) > 5 * min(xs)
     low, high = limits(xs, [p[3] for p in points])
@@ -225,29 +222,34 @@ def trade_off(
         Mark(g, x, y) if (g, x, y, *stds) in inside else Mark(g, None, y, f" ({x:.1f}, {y:.3f})")
         for g, x, y, *stds in points
     ]
-    with _chart(charts, what, marks, f"{what} against {along or name}") as axes:
+    charts: list[Figure] = []
+    with _chart(charts, what, marks, f"{what} against {across.told}") as axes:
         axes.set_xscale("log" if log else "linear")
         axes.set(xlim=(low, high), ylim=(bottom, top))
         for group, x, y, dx, dy in inside:
-            told = f"{group.label}: {along or name} {x:.2f}" + f" ± {dx:.2f}" * bool(dx)
+            told = f"{group.label}: {across.told} {x:.2f}" + f" ± {dx:.2f}" * bool(dx)
             told = f"{told} {info.unit}".rstrip()
             told += f", {what} {y:.4f}" + f" ± {dy:.4f}" * bool(dy)
             look = _look(group, marker=marker(group.index), label=told)
             plots.trade_off(axes, x, y, dx if dx < x else 0.0, dy, **look)
         better = "→" if info.direction == "higher" else "←"
         unit = f", {info.unit}" * bool(info.unit)
-        axes.set_xlabel(f"{along or name + unit} {better}", labelpad=2)
+        axes.set_xlabel(f"{across.name or across.told + unit} {better}", labelpad=2)
         axes.grid(axis="x", linewidth=0.8)
+        _plain_ticks(axes.yaxis)
         if log:
-            axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-            axes.minorticks_off()
-            steps = (1, 2, 5) if high < 30 * low else (1,)
-            ticks = [step * 10.0**power for power in range(-4, 8) for step in steps]
-            axes.set_xticks([tick for tick in ticks if low <= tick <= high])
-            axes.locator_params(axis="y", nbins=5)
+            plots.log_ticks(axes, "x")
         else:
-            axes.locator_params(nbins=5)
-            axes.ticklabel_format(useOffset=False)  # whole numbers, however close they are
+            _plain_ticks(axes.xaxis)
+    return charts
+
+
+def _plain_ticks(axis: Axis) -> None:
+    """A few whole numbers, however close they are; huge ones with an exponent each."""
+    axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    formatter = ScalarFormatter(useOffset=False)
+    huge = max(map(abs, axis.get_view_interval())) >= HUGE
+    axis.set_major_formatter("{x:g}" if huge else formatter)
 
 
 def limits(values: Sequence[float], spreads: Sequence[float] = ()) -> tuple[float, float]:
@@ -279,8 +281,11 @@ def detection(groups: Sequence[Group]) -> list[Panels]:
     found = []
     for name in tables.measured_on(groups, "ood"):
         pairs = [(g, pair) for g in groups if (pair := score_samples(g, name)) is not None]
-        # One axis for all that have the usual score; a method's own, and a diverged one, has its own.
+        # One axis for all that have the usual score; a method's own, and a diverged one, has its own, and
+        # so has a variance, which may be of any size.
         alike = [g.label for g, _ in pairs if tables.own_score(g) is None and not g.diverged]
+        if groups[0].runs[0].data.task == "regression":
+            alike = []
         shared = [part for g, pair in pairs if g.label in alike for part in pair]
         drawn: Drawn = {}
         for group, pair in pairs:
@@ -585,7 +590,7 @@ def _point(
     group: Group, across: Measured, up: Measured
 ) -> tuple[float, float, float, float] | None:
     """Means and deviations (0 of one run), as they are shown."""
-    (x, dx), (y, dy) = (_shown(group, info, path) for info, path in (across, up))
+    (x, dx), (y, dy) = (_shown(group, one.info, one.path) for one in (across, up))
     if group.diverged or np.isnan(x + y):
         return None
     return x, y, float(np.nan_to_num(dx)), float(np.nan_to_num(dy))

@@ -18,7 +18,7 @@ from rich.markup import escape
 from lpbnn.report import figures, gallery, tables
 from lpbnn.report.colours import COLOURS, assign
 from lpbnn.report.entries import fitting
-from lpbnn.report.runs import Group, Run, by_data, grouped, read_runs
+from lpbnn.report.runs import Group, Run, by_data, grouped, plural, read_runs
 from lpbnn.report.settings import made
 from lpbnn.report.tables import RULE, Column, PaperTable, Table
 from lpbnn.report.verdict import verdict
@@ -202,15 +202,6 @@ def _lead(groups: Sequence[Group]) -> str:
     failed = f" {plural(diverged, 'run')} diverged." if diverged else ""
     what = f"{info.name} ({info.description})" if info.description else info.name
     return f"{counts} of {networks} on {what}.{failed}"
-
-
-def plural(number: int, word: str) -> str:
-    """Return a number with its noun.
-
-    >>> plural(1, "run"), plural(3, "run")
-    ('1 run', '3 runs')
-    """
-    return f"{number} {word}{'s' * (number != 1)}"
 
 
 def _version() -> str:

@@ -319,6 +319,15 @@ def plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def plural(number: int, word: str) -> str:
+    """Return a number with its noun.
+
+    >>> plural(1, "run"), plural(3, "run")
+    ('1 run', '3 runs')
+    """
+    return f"{number} {word}{'s' * (number != 1)}"
+
+
 def counted(values: Iterable[Any], write: Callable[[Any], str] = str) -> list[tuple[str, int]]:
     """Each different value and how often it occurs, in the order of first occurrence.
 
@@ -332,9 +341,9 @@ def listed(values: Iterable[Any], write: Callable[[Any], str] = str) -> str:
     """What runs have, of several values with the number of runs; nothing of those that have none.
 
     >>> listed(["cpu", None, "cpu"]), listed(["cpu", "cuda"])
-    ('cpu', 'cpu (1 runs), cuda (1 runs)')
+    ('cpu', 'cpu (1 run), cuda (1 run)')
     """
     found = counted((value for value in values if value not in (None, "")), write)
     if len(found) == 1:
         return found[0][0]
-    return ", ".join(f"{text} ({n} runs)" for text, n in found)
+    return ", ".join(f"{text} ({plural(n, 'run')})" for text, n in found)

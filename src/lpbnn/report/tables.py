@@ -12,14 +12,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from lpbnn.metrics.info import METRICS, MetricInfo
+from lpbnn.metric_info import HUGE, METRICS, MetricInfo
 from lpbnn.report.entries import score_meaning
-from lpbnn.report.runs import BASELINE, Group, Run, by_data, counted, grouped, listed, read_runs
+from lpbnn.report.runs import (
+    BASELINE,
+    Group,
+    Run,
+    by_data,
+    counted,
+    grouped,
+    listed,
+    plural,
+    read_runs,
+)
 from lpbnn.training.environment import were_alone
 from lpbnn.training.rundir import RunDir
 
 Mark = Literal["", "best", "second"]
 TEST = ("miou", "accuracy", "nll", "rmse", "coverage", "ece", "brier")
+MAIN = {"classification": "accuracy", "segmentation": "miou", "regression": "rmse"}
 DETECTION = ("auroc", "aupr", "fpr95")
 DIVERSITY = ("ratio_error", "q_statistic", "correlation", "disagreement")
 PIXELS = {"pixels": "anomalies: per image", "pixels_pooled": "anomalies: pooled"}
@@ -32,6 +43,7 @@ RULE = (
 
 
 Scale = tuple[tuple[float, float, str], ...]  # (from here on, one unit, its name)
+PLAIN: Scale = ((0, 1, ""),)
 COUNT: Scale = ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e3, 1e3, "k"), (0, 1, ""))
 SECONDS: Scale = ((7200, 3600, "h"), (120, 60, "min"), (0, 1, "s"))
 BYTES: Scale = ((1e9, 1e9, "GB"), (1e6, 1e6, "MB"), (0, 1e3, "kB"))
@@ -58,7 +70,8 @@ class Quantity(MetricInfo):
             return f"{value:,.0f}" if value >= 1000 else super().format(value)
         one, unit = next((one, unit) for least, one, unit in self.scale if value >= least)
         number = value / one
-        return f"{f'{number:.0f}' if number >= 100 else f'{number:#.3g}'} {unit}".rstrip()
+        digits = ".3g" if number >= HUGE else ".0f" if number >= 100 else "#.3g"
+        return f"{number:{digits}} {unit}".rstrip()
 
     def spread(self, mean: float, std: float) -> str:
         """A cost's spread as a share of it, none where there is none.
@@ -105,7 +118,7 @@ UNCERTAINTY = {
     for key, convention in zip(_PARTS, _NATS, strict=True)
 }
 DEVIATIONS = {
-    key: Quantity(key, key.capitalize(), "lower", convention, scale=COUNT)
+    key: Quantity(key, key.capitalize(), "lower", convention, scale=PLAIN)
     for key, convention in zip(_PARTS, _ROOTS, strict=True)
 }
 
@@ -237,11 +250,11 @@ class Cell:
         """What is shown below the mean of a row of ``n`` runs.
 
         >>> Cell((0.95,), reference=0.96, relative=2.0).below(METRICS["accuracy"], 3)
-        ['×2.00', 'of 1 runs', 'paper 96.00']
+        ['×2.00', 'of 1 run', 'paper 96.00']
         """
         found = [] if self.relative is None else [f"×{self.relative:.2f}"]
         if 0 < len(self.values) < n:
-            found.append(f"of {len(self.values)} runs")
+            found.append(f"of {plural(len(self.values), 'run')}")
         if self.reference is not None:
             found.append(f"paper {info.format(self.reference)}")
         return found
@@ -373,6 +386,11 @@ def build(
         if column.marked:
             rows = _marked(rows, column)
     return Table(title, tuple(used), tuple(rows), tuple(notes), source)
+
+
+def main_metric(groups: Sequence[Group]) -> str:
+    """The metric by which networks of a task are compared first: mIoU, accuracy or RMSE."""
+    return MAIN[groups[0].runs[0].data.task]
 
 
 def failed(groups: Sequence[Group]) -> set[str]:
@@ -681,18 +699,20 @@ def _cost_notes(groups: Sequence[Group]) -> list[str]:
     rows = [[were_alone(run.sessions) for run in group.runs] for group in groups]
     if left_out := sum(alone.count(False) for alone in rows if any(alone)):
         notes.append(
-            f"{left_out} runs shared their device with others: their times are left out, because others of "
-            "their row had it to themselves."
+            f"{plural(left_out, 'run')} shared the device with others: times of these are left out, because "
+            "others of their row had it to themselves."
         )
     if shared := sum(len(alone) for alone in rows if not any(alone)):
-        notes.append(f"{shared} runs shared their device with others: alone they are faster.")
+        notes.append(
+            f"{plural(shared, 'run')} shared the device with others: alone they are faster."
+        )
     if in_turn := sum(
         were_alone(run.sessions) and any(one.get("beside", 1) > 1 for one in run.sessions)
         for run in runs
     ):
         notes.append(
-            f"{in_turn} runs had the device to themselves, but were compiled beside others, which is part "
-            "of their training's time: alone they compile faster."
+            f"{plural(in_turn, 'run')} had the device alone, but compiled beside others, which is part of the "
+            "training's time: alone they compile faster."
         )
     if kinds := [run.at("cost", "memory") for run in runs]:
         shared = any("resident" in str(kind) for kind in kinds)

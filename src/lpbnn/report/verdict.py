@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 from lpbnn.report.runs import BASELINE, Group
-from lpbnn.report.tables import COSTS, Cell, Column, Row, Table
+from lpbnn.report.tables import COSTS, MAIN, Cell, Column, Row, Table, main_metric
 
-QUALITY = ("miou", "accuracy", "rmse")
 CALIBRATION = ("ece", "nll")
 MOST = 3  # names in a sentence
 TIMES = {"train/seconds": "to train", "cost/predict_seconds_per_1000": "to predict"}
@@ -19,7 +18,8 @@ def verdict(groups: Sequence[Group], comparison: Table) -> list[str]:
     columns = {column.key: column for column in comparison.columns}
     detection = [c for c in comparison.columns if c.info.key == "auroc"][:1]
     quality, calibration = (
-        [columns[key] for key in keys if key in columns][:1] for keys in (QUALITY, CALIBRATION)
+        [columns[key] for key in keys if key in columns][:1]
+        for keys in ((main_metric(groups),), CALIBRATION)
     )
     leaders = [
         rows[0].label
@@ -73,7 +73,7 @@ def _on(table: Table, column: Column) -> str:
             f"{told}, and {_names(noise)} {verb} within the noise of it; the last has {shown[-1]}"
         )
     told += f", followed by {rows[1].label} ({shown[1]})"
-    single = all(row.n == 1 for row in rows) and column.key in QUALITY
+    single = all(row.n == 1 for row in rows) and column.key in MAIN.values()
     return told + ", each in a single run, whose noise is not known" * single
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+HUGE = 1e5  # from here on a number is shown with an exponent
 Direction = Literal["higher", "lower", "target"]
 
 
@@ -37,8 +38,11 @@ class MetricInfo:
 
         >>> METRICS["accuracy"].format(0.96331), METRICS["ece"].format(0.00942)
         ('96.33', '0.0094')
+        >>> METRICS["rmse"].format(1824679012581.4)
+        '1.82e+12'
         """
-        return f"{value * 100 if self.percent else value:.{self.digits}f}"
+        shown = value * 100 if self.percent else value
+        return f"{shown:.3g}" if abs(shown) >= HUGE else f"{shown:.{self.digits}f}"
 
     def badness(self, value: float) -> float:
         """A number that is smaller for a better value: what to sort by, and whose minimum to bold.
