@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from lpbnn.convert.checks import RUNNING_NORMS
 from lpbnn.draws import PrivateDraws
 from lpbnn.kernels.autograd import vmap_is_running
-from lpbnn.members.call import Call, CallCheck, Execution, as_call
+from lpbnn.members.call import Call, CallCheck, Execution, as_call, call_kind, is_batched
 from lpbnn.members.rows import gather
 from lpbnn.model import MODES, UncertainModel
 from lpbnn.predict import unwrap
@@ -128,7 +128,7 @@ def verify(model: "MemberEnsemble", call: Call) -> CheckReport:
             batch axis may be missing. Nothing is remembered of such a call.
         ValueError: a recurrent layer or an attention takes the time axis first, and got the batch there.
     """
-    shared, kind = tuple(call.shared_arguments(model.net)), call.kind
+    shared, kind = tuple(call.shared_arguments(model.net)), call_kind(call.args, call.kwargs)
     with _unchanged(model), torch.no_grad():
         evaluation = _run_few_rows(call, lambda few: _Reference(model, few, training=False))
         rows = evaluation.call.batch
@@ -439,7 +439,7 @@ def _can_be_cut(call: Call) -> bool:
     Integers may be indices of examples, for example the edges of a graph; an index out of range breaks a
     GPU for the rest of the process.
     """
-    others = [x for x in call.tensors if x.dim() > 0 and not call.holds_examples(x)]
+    others = [x for x in call.tensors if x.dim() > 0 and not is_batched(x, call.batch, call.masks)]
     return all(x.is_floating_point() or x.dtype == torch.bool for x in others)
 
 

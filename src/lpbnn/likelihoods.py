@@ -852,14 +852,15 @@ def require_categorical(
     )
 
 
-def require_targets(y: Any, batch: int) -> None:
-    """Refuse more or fewer targets than examples, in a tensor or a mapping of tensors."""
+def require_targets(y: Any, weight: Tensor | None, batch: int) -> None:
+    """Refuse more or fewer targets than examples, in a tensor or a mapping of tensors, or weights."""
     for leaf in tree_leaves(y):
         if isinstance(leaf, Tensor) and leaf.shape[:1] != (batch,):
             raise ValueError(
                 f"the loss takes {batch} targets here, one for each example; got {batch} examples and "
                 f"targets of shape {tuple(leaf.shape)}. Fix: targets whose first dimension is {batch}."
             )
+    require_row_weights(weight, batch)
 
 
 def _kind(value: object) -> str:

@@ -19,7 +19,15 @@ from lpbnn.likelihoods import (
     member_rows,
     require_row_weights,
 )
-from lpbnn.members.call import Call, CallCheck, Execution, as_call, batch_size, mask_arguments
+from lpbnn.members.call import (
+    Call,
+    CallCheck,
+    Execution,
+    as_call,
+    batch_size,
+    call_kind,
+    mask_arguments,
+)
 
 Terms = dict[str, Tensor]
 Outputs = Any  # a tensor (S, B, ...), or a dict of such tensors for a network with several heads
@@ -157,32 +165,38 @@ class UncertainModel(WideBuffers):
         Args:
             args: the network's arguments.
             kwargs: its keyword arguments.
-            members: how many members are to run; ``MemberEnsemble`` compares before several do.
+            members: how many are to run; before several do, a new kind of call is compared.
         """
-        call = Call(args, kwargs, self.mask_arguments)
-        found = self.checks.get(call.kind)
+        kind = call_kind(args, kwargs)
+        if kind not in self.checks and members > 1 and self.check_first_batch:
+            call = Call(args, kwargs, self.mask_arguments)
+            if not is_traced(call.tensors):
+                with MODES:  # it sets training flags: other threads wait for its result
+                    if kind not in self.checks:
+                        self.compare(call)
+        found = self.checks.get(kind)
         if found is None:
             loops = (check for check in self.checks.values() if check.execution == "loop")
             found = next(loops, None)
-        return call if found is None else Call(args, kwargs, self.mask_arguments, found)
+        return Call(args, kwargs, self.mask_arguments, found)
+
+    def compare(self, call: Call) -> None:
+        """Find out how calls of a new kind may run: here, if examples of a batch are independent."""
+        from lpbnn.check import rows_are_independent  # imports point the other way
+
+        found = CallCheck(
+            "single",
+            rows_are_independent(self, call),
+            tuple(call.shared_arguments(self.networks[0])),
+        )
+        self.checks[call_kind(call.args, call.kwargs)] = found
 
     def independent_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Return a call whose batch may be taken apart; refuse one whose examples depend on each other.
 
-        For a prediction that is cut into portions, and a method that mixes examples in training. They are
-        compared once.
+        For a prediction that is cut into portions, and a method that mixes examples in training.
         """
         call = self.call(args, kwargs, members=2)
-        unknown = call.kind not in self.checks and self.check_first_batch
-        if unknown and not is_traced(call.tensors):
-            from lpbnn.check import rows_are_independent  # imports point the other way
-
-            with MODES:  # it sets training flags: other threads wait for its result
-                if call.kind not in self.checks:
-                    shared = call.shared_arguments(self.networks[0])
-                    independent = rows_are_independent(self, call)
-                    self.checks[call.kind] = CallCheck("single", independent, tuple(shared))
-            call = self.call(args, kwargs)
         if call.check.independent_rows is False:
             raise ValueError(
                 "the output of an example depends on the other examples of its batch, so the batch "

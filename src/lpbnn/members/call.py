@@ -1,4 +1,4 @@
-"""A call of a network: its arguments, which of them hold the examples, and what is known of such calls.
+"""A call of a network: its arguments, which of them hold the examples, and what was found for such calls.
 
 A tensor holds the examples if its first dimension is the batch, that of the first tensor. Attention masks
 and other shared inputs do not, whatever their size; they are found by their place and name.
@@ -6,6 +6,7 @@ and other shared inputs do not, whatever their size; they are found by their pla
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -34,7 +35,7 @@ class Argument(NamedTuple):
 
 
 class CallCheck(NamedTuple):
-    """The result of ``lpbnn.check`` for calls of one kind (``Call.kind``).
+    """The result of ``lpbnn.check`` for calls of one kind (``call_kind``).
 
     Args:
         execution: "batched" if members may run as rows of one batch, "loop" if they must run one after
@@ -97,22 +98,6 @@ class Call:
                 self.head_masks.append(value)
 
     @property
-    def kind(self) -> str:
-        """Which arguments there are: how many dimensions each tensor has, and the value of each flag.
-
-        Calls of one kind take the same way through a network, if its code does not look at sizes or values.
-
-        >>> Call((torch.zeros(8, 5), None), {"mask": torch.zeros(8, 5, 5), "causal": True}).kind
-        '0:2 mask:3 causal:True'
-        """
-        found = []
-        for name, value in (*enumerate(self.args), *self.kwargs.items()):
-            for leaf in tree_leaves(value):
-                if isinstance(leaf, Tensor | bool):
-                    found.append(f"{name}:{leaf if isinstance(leaf, bool) else leaf.dim()}")
-        return " ".join(found)
-
-    @property
     def tensors(self) -> list[Tensor]:
         """All tensors among the arguments."""
         leaves = tree_leaves((self.args, self.kwargs))
@@ -121,23 +106,19 @@ class Call:
     @property
     def examples(self) -> list[Tensor]:
         """The tensors that hold the examples."""
-        return [x for x in self.tensors if self.holds_examples(x)]
-
-    def holds_examples(self, x: Tensor) -> bool:
-        """Return True if the first dimension of a tensor of this call is the batch."""
-        return is_batched(x, self.batch, self.masks)
+        return [x for x in self.tensors if is_batched(x, self.batch, self.masks)]
 
     def map_examples(self, function: Callable[[Tensor], Tensor]) -> Any:
         """Return (args, kwargs) with ``function`` applied to the tensors that hold the examples."""
 
         def apply(x: Tensor) -> Tensor:
-            return function(x) if self.holds_examples(x) else x
+            return function(x) if is_batched(x, self.batch, self.masks) else x
 
         return tree_map_only(Tensor, apply, (self.args, self.kwargs))
 
     def expand(self, members: int, mode: BatchMode = "repeat") -> Any:
         """Return (args, kwargs) with the examples of all members, member-major."""
-        return self.map_examples(lambda x: expand_batch(x, members, mode))
+        return self.map_examples(partial(expand_batch, members=members, mode=mode))
 
     def take(self, examples: slice | Sequence[int]) -> "Call":
         """Return the call of some of the examples.
@@ -149,7 +130,7 @@ class Call:
         def take(x: Tensor) -> Tensor:
             if any(x is mask for mask in self.head_masks):
                 return x.unflatten(0, (self.batch, -1))[chosen].flatten(0, 1)
-            return x[chosen] if self.holds_examples(x) else x
+            return x[chosen] if is_batched(x, self.batch, self.masks) else x
 
         args, kwargs = tree_map_only(Tensor, take, (self.args, self.kwargs))
         return Call(args, kwargs, self.special)
@@ -176,6 +157,23 @@ class Call:
             for i, name, x in given
             if isinstance(x, Tensor) and x.dim() > 0 and x.shape[0] % self.batch
         ]
+
+
+def call_kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Return which arguments a call has: how many dimensions each tensor, and the value of each flag.
+
+    Calls of one kind take the same way through a network, if its code does not look at sizes or values.
+
+    Example:
+        >>> call_kind((torch.zeros(8, 5), None), {"mask": torch.zeros(8, 5, 5), "causal": True})
+        '0:2 mask:3 causal:True'
+    """
+    found = []
+    for name, value in (*enumerate(args), *kwargs.items()):
+        for leaf in tree_leaves(value):
+            if isinstance(leaf, Tensor | bool):
+                found.append(f"{name}:{leaf if isinstance(leaf, bool) else leaf.dim()}")
+    return " ".join(found)
 
 
 def as_call(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from lpbnn.kernels.autograd import is_traced
-from lpbnn.likelihoods import require_row_weights, require_targets
+from lpbnn.likelihoods import require_targets
 from lpbnn.members.call import EXECUTIONS, Argument, Call, CallCheck, as_call
 from lpbnn.members.partial import (
     FULL,
@@ -30,7 +29,7 @@ from lpbnn.members.rows import (
     row_weights,
     rows_needed,
 )
-from lpbnn.model import MODES, Outputs, Pass, UncertainModel
+from lpbnn.model import Outputs, Pass, UncertainModel
 
 # Behind a shared part, several draws of the members run in one pass; the outputs of all are in memory.
 MAX_MEMBERS_PER_PASS = 16
@@ -231,8 +230,7 @@ class MemberEnsemble(UncertainModel):
         if call.check.independent_rows is False:
             mode = "repeat"  # examples that depend on each other stay together
             batch = len(tree_leaves(y)[0])  # the batch may be another dimension of the inputs
-        require_targets(y, batch)
-        require_row_weights(weight, batch)
+        require_targets(y, weight, batch)
         expand = partial(expand_batch, members=members, mode=mode)
         targets, weight = tree_map_only(Tensor, expand, (y, weight))
         once = row_weights(batch, members, mode, tree_leaves(y)[0].device)
@@ -248,24 +246,13 @@ class MemberEnsemble(UncertainModel):
 
     # The check at the first batch of every kind.
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], members: int = 1) -> Call:
-        """Return a call with what is known of its kind (see ``UncertainModel.call``).
-
-        Before several members run together, the first call of each kind is compared with the reference.
-        """
-        call = super().call(args, kwargs)
-        if members == 1 or not self.check_first_batch or call.kind in self.checks:
-            return call
-        if is_traced(call.tensors):  # a comparison cannot be part of a graph
-            return call
+    def compare(self, call: Call) -> None:
+        """Compare running members as rows with the reference, and warn if they differ."""
         from lpbnn.check import verify  # imports point the other way
 
-        with MODES:  # it sets training flags: other threads wait for its result
-            if call.kind not in self.checks:
-                report = verify(self, call)
-                if report.warning:
-                    warnings.warn(report.warning, UserWarning, stacklevel=2)
-        return super().call(args, kwargs)
+        report = verify(self, call)
+        if report.warning:
+            warnings.warn(report.warning, UserWarning, stacklevel=2)
 
     def extra_state(self) -> dict[str, Any]:
         """Return what the state dict keeps besides tensors."""

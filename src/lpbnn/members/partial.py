@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils.hooks import RemovableHandle
 
 from lpbnn.convert.transposed import is_transposed_linear
 from lpbnn.members.call import Call, is_batched, mask_arguments
@@ -64,14 +65,10 @@ class ExpansionPoints:
         # True if a part behind the shared one may run a few members at a time.
         self.can_loop = any(getattr(module, "loop_members", False) for module in self.modules)
         self.masks = {module: mask_arguments(module) for module in self.modules}
-        self.handles = [
-            handle
-            for module in self.modules
-            for handle in (
-                module.register_forward_pre_hook(self.expand, with_kwargs=True),
-                module.register_forward_hook(self.concatenate_members),
-            )
-        ]
+        self.handles: list[RemovableHandle] = []
+        for module in self.modules:
+            self.handles.append(module.register_forward_pre_hook(self.expand, with_kwargs=True))
+            self.handles.append(module.register_forward_hook(self.concatenate_members))
 
     def remove(self) -> None:
         """Take the hooks off the network."""
@@ -148,7 +145,7 @@ def _own_arguments(call: Call, state: MemberPass, start: int, count: int) -> tup
     def own(x: Tensor) -> Tensor:
         if state.expanded and is_batched(x, state.rows, call.masks):
             return x[own_rows]  # a view: who changes it changes the rows of the caller
-        if call.holds_examples(x):  # each member may change its copy
+        if is_batched(x, call.batch, call.masks):  # each member may change its copy
             return expand_batch(x, count) if count > 1 else x.clone()
         return x
 
@@ -163,7 +160,8 @@ def find_expansion_points(
     The first choice is the deepest: it descends into every module that has unconverted layers. The next ones
     use the modules around these points, and the last is the whole network, [""]. A choice can be wrong (a
     skip may go around a point), so ``lpbnn.check`` compares each with the reference, in this order. The safe
-    choice is for a model that compares nothing.
+    choice, for a model that compares nothing, is the points that a module names, or the outermost ones
+    below the whole network.
     """
     if not has_unconverted(net, is_converted):
         return [[""]], [""]
@@ -174,25 +172,10 @@ def find_expansion_points(
         outer = list(dict.fromkeys(".".join(point.split(".")[:level]) for point in deepest))
         if all(_is_called(net.get_submodule(point)) for point in outer):
             choices.append(outer)
-    safe = _safe_points(net, is_converted)
-    choices += [safe, [""]]
+    parents = [net.get_submodule(point.rpartition(".")[0]) for point in deepest]
+    safe = deepest if all(hasattr(parent, "expand_at") for parent in parents) else choices[-1]
+    choices.append([""])
     return [choice for i, choice in enumerate(choices) if choice not in choices[:i]], safe
-
-
-def _safe_points(net: nn.Module, is_converted: IsConverted) -> list[str]:
-    """Return the smallest module that holds every converted layer, or the parts of it that it names.
-
-    If that is the network itself: its children that hold converted layers.
-    """
-    path, module = "", net
-    while not is_converted(module):
-        if named := _named_points(path, module, is_converted):
-            return named
-        children = _holders(path, module, is_converted)
-        if len(children) > 1:
-            return [path] if path and _is_called(module) else _called(children, is_converted)
-        path, module = children[0]
-    return [path]
 
 
 def _descend(path: str, module: nn.Module, is_converted: IsConverted) -> list[str]:
@@ -278,17 +261,6 @@ def _converted(module: nn.Module, is_converted: IsConverted) -> set[nn.Module]:
 
 def _is_called(module: nn.Module) -> bool:
     return not isinstance(module, nn.ModuleList | nn.ModuleDict)  # these have no forward
-
-
-def _called(holders: list[tuple[str, nn.Module]], is_converted: IsConverted) -> list[str]:
-    """Return the paths, with lists of modules replaced by the modules in them."""
-    found = []
-    for path, module in holders:
-        if _is_called(module):
-            found.append(path)
-        else:
-            found += _called(_holders(path, module, is_converted), is_converted)
-    return found
 
 
 def _expands_in_layers(module: nn.Module) -> bool:

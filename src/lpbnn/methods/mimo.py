@@ -37,7 +37,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lpbnn.convert.convert import convert
 from lpbnn.convert.wrapper import Wrapper
-from lpbnn.likelihoods import MultiHead, require_row_weights, require_targets
+from lpbnn.likelihoods import MultiHead, require_targets
 from lpbnn.members.call import as_call, batch_size
 from lpbnn.members.partial import raise_with_advice
 from lpbnn.members.rows import gather
@@ -226,8 +226,7 @@ class MIMO(UncertainModel):
         args, kwargs = as_call(x)
         batch = batch_size(args, kwargs)
         self.likelihood.check_batch(x, y)
-        require_targets(y, batch)
-        require_row_weights(weight, batch)
+        require_targets(y, weight, batch)
         call = self.independent_call(args, kwargs) if self.training else self.call(args, kwargs)
         device = next(t.device for t in tree_leaves((y, args, kwargs)) if isinstance(t, Tensor))
         examples = self.shuffled_examples(batch, device)
