@@ -1,4 +1,4 @@
-"""docs/howto/own-data.md as a user would follow it: its commands are run, and give what it says they give."""
+"""The pages on data of one's own as a user would follow them: commands are run, and give what the pages say."""
 
 import json
 import re
@@ -15,18 +15,19 @@ from lpbnn.training.rundir import RunDir
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "howto" / "own-data.md").read_text()
+TUTORIAL = (ROOT / "docs" / "tutorials" / "pictures.md").read_text()
 BLOCKS = [block.splitlines() for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)]
 
 
 @pytest.mark.slow
-def test_five_commands_from_a_folder_to_a_report(
+def test_the_commands_of_the_tutorial_lead_from_a_folder_to_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cli, "console", Console(width=120))
     runpy.run_path(str(ROOT / "examples" / "draw_shapes.py"))["write"](Path("shapes"))
-    assert len(BLOCKS[0]) == 5
-    for command in BLOCKS[0]:
+    run_blocks = re.findall(r"<!-- run -->\n```console\n(.*?)```", TUTORIAL, re.DOTALL)
+    for command in "".join(run_blocks).splitlines():
         program, *words = shlex.split(command)
         assert program == "lpbnn"
         quiet = ["--device", "cpu", "--no-progress"] if words[0] == "train" else []
@@ -35,7 +36,7 @@ def test_five_commands_from_a_folder_to_a_report(
     answer = capsys.readouterr().out  # of predict, the last
     assert "circle" in answer
     assert all(f"shapes/ood/00{number}.png" in answer for number in (0, 1))
-    for name in ("lpbnn", "plain"):
+    for name in ("lpbnn", "mcp"):
         run = RunDir(Path("runs") / name)
         results = run.results()
         assert results["test"]["accuracy"] > 0.8  # chance is 1/3
@@ -51,8 +52,8 @@ def test_five_commands_from_a_folder_to_a_report(
         "held out of every class",
     ):
         assert shown in page
-    cli.main(["keep", "runs/plain", "--into", "kept"])
-    assert json.loads(Path("kept/plain.json").read_text())["data"]["classes"][0] == "circle"
+    cli.main(["keep", "runs/mcp", "--into", "kept"])
+    assert json.loads(Path("kept/mcp.json").read_text())["data"]["classes"][0] == "circle"
 
 
 def test_the_page_names_every_option_and_field() -> None:
