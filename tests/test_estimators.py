@@ -146,6 +146,8 @@ def test_an_unfitted_estimator_says_so() -> None:
         ({"validation_fraction": 1.5}, "validation_fraction=1.5: expected a share"),
         ({"epochs": 0}, "epochs=0: expected an integer of at least 1"),
         ({"hidden": 8}, r"hidden=8: expected a width per layer, \(8,\) for one"),
+        ({"hidden": "8"}, r"hidden='8': expected a width per layer, \(8,\) for one"),
+        ({"weight_decay": -1}, r"weight_decay=-1: expected .* at least 0"),
         ({"batch_size": 0.5}, "batch_size=0.5: expected an integer of at least 1"),
     ],
 )

@@ -144,6 +144,8 @@ def test_predictions_of_different_kinds_are_not_joined(small_model: lpbnn.Uncert
         Prediction.cat([p, fewer])
     with pytest.raises(ValueError, match="no predictions to join"):
         Prediction.cat([])
+    with pytest.raises(TypeError, match="expected predictions, got Tensor"):
+        Prediction.cat([p.probs])  # type: ignore[list-item]
 
 
 def test_batches_of_wrong_structure_are_refused(small_model: lpbnn.UncertainModel) -> None:
@@ -154,5 +156,7 @@ def test_batches_of_wrong_structure_are_refused(small_model: lpbnn.UncertainMode
         predict(small_model, iter([]))
     with pytest.raises(TypeError, match=r"got a data set, TensorDataset. Fix: DataLoader"):
         predict(small_model, TensorDataset(x))
+    with pytest.raises(TypeError, match=r"got a list of 2. Fix: batch\[0\] of a pair"):
+        predict(small_model, [x, torch.zeros(4)])
     with pytest.raises(ValueError, match="outputs of members"):
         Prediction.from_outputs(torch.zeros(3))

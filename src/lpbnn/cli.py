@@ -48,7 +48,7 @@ def ls(method: Annotated[Positional[str | None], arg(metavar="METHOD")] = None) 
         _show_options(method)
         return
     families: dict[str, dict[str, str]] = {
-        "methods": {name: methods.describe(name) for name in methods.names()},
+        "methods": {name: _description(name) for name in methods.names()},
         "backbones": _descriptions("lpbnn.backbones", "NETS"),
         "data": dict(sorted(_descriptions("lpbnn.data", "SETS").items())),
         "experiments": {name: experiments.describe(name) for name in experiments.names()},
@@ -64,6 +64,14 @@ def ls(method: Annotated[Positional[str | None], arg(metavar="METHOD")] = None) 
         console.print(table, "")
     _say("The options of a method: lpbnn ls METHOD")
     _say("Those of data and a backbone: lpbnn train --data NAME --backbone NAME --help")
+
+
+def _description(method: str) -> str:
+    """Return one line about a method; about a broken one of another package, why it cannot be used."""
+    try:
+        return methods.describe(method)
+    except ValueError as error:
+        return str(error)
 
 
 def _descriptions(package: str, table: str) -> dict[str, str]:

@@ -147,9 +147,9 @@ class _Estimator(BaseEstimator):
         if issubclass(methods.load(self.method).Config, RankOneConfig):
             options |= RANK_ONE
         options |= self.method_options or {}
-        if isinstance(self.hidden, int):
+        if isinstance(self.hidden, int | str):
             raise ValueError(
-                f"hidden={self.hidden}: expected a width per layer, ({self.hidden},) for one."
+                f"hidden={self.hidden!r}: expected a width per layer, ({self.hidden},) for one."
             )
         net = MLP(outputs, inputs, self.hidden, self.dropout).to(self.device)
         return build(net, self.method, task=self._task, **options)
@@ -160,6 +160,11 @@ class _Estimator(BaseEstimator):
         if size == "auto":
             size = min(max(len(x) // STEPS, SMALLEST), LARGEST)
         size, patience = at_least_one("batch_size", size), at_least_one("patience", self.patience)
+        if not self.lr > 0 or not self.weight_decay >= 0:
+            raise ValueError(
+                f"lr={self.lr!r}, weight_decay={self.weight_decay!r}: expected a rate above 0 and a decay of "
+                "at least 0."
+            )
         optimizer = torch.optim.AdamW(
             model.parameter_groups(self.weight_decay, self.lr), lr=self.lr
         )

@@ -824,11 +824,12 @@ def member_rows(
     return rows, *tree_map_only(Tensor, repeat, (targets, row_weights))
 
 
-def require_tensor(targets: object) -> None:
-    """Refuse targets that are not a tensor, a list of labels for example."""
-    if not isinstance(targets, Tensor):
-        given = type(targets).__name__
-        raise TypeError(f"targets are a tensor; got {given}. Fix: torch.as_tensor(y).")
+def require_tensor(given: object, name: str = "targets") -> None:
+    """Refuse what is not a tensor, a list of labels for example."""
+    if not isinstance(given, Tensor):
+        raise TypeError(
+            f"{name} are a tensor; got {type(given).__name__}. Fix: torch.as_tensor({name})."
+        )
 
 
 def require_row_weights(weight: Tensor | None, batch: int) -> None:

@@ -195,7 +195,11 @@ class Prediction:
     def cat(parts: "Sequence[Prediction]") -> "Prediction":
         """Join the predictions of several batches by the same members."""
         if not parts:
-            raise ValueError("there are no predictions to join.")
+            raise ValueError("there are no predictions to join. Fix: at least one.")
+        if wrong := [type(p).__name__ for p in parts if not isinstance(p, Prediction)]:
+            raise TypeError(
+                f"expected predictions, got {wrong[0]}. Fix: of several heads, join those of each."
+            )
         kinds = {(p.task, p.quantity, p.class_dim) for p in parts}
         kept = {None if p.members is None else len(p.members) for p in parts}
         if len(kinds) > 1 or len(kept) > 1:
@@ -320,6 +324,11 @@ def predict(
             f"expected inputs or batches of them; got a data set, {type(x).__name__}. Fix: "
             "DataLoader(dataset, batch_size=100)."
         )
+    if isinstance(x, list):
+        raise TypeError(
+            f"expected inputs, or batches of them; got a list of {len(x)}. Fix: batch[0] of a pair (inputs, "
+            "targets); tuple(...) for several arguments of the network; iter(...) for several batches."
+        )
     keep_members = keep_members is not False
     model = unwrap(model)
     samples = at_least_one("samples", samples)
@@ -369,7 +378,9 @@ def _predict_batches(
         batches = track(batches, "predict", total=size)
     found: list[dict[str, Prediction]] = []
     for batch in batches:
-        p: Any = predict(model, to_device(inputs_of(batch), model), **options)
+        x = inputs_of(batch)
+        x = tuple(x) if isinstance(x, list) else x  # a DataLoader makes lists of tuples
+        p: Any = predict(model, to_device(x, model), **options)
         heads = p if isinstance(p, dict) else {"": p}
         found.append({name: head.cpu() for name, head in heads.items()})
     if not found:

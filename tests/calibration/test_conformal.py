@@ -321,7 +321,7 @@ def test_nan_is_refused() -> None:
     with pytest.raises(ValueError, match="1 probabilities are not finite"):
         classes(new).sets(conformal)
     mean = torch.zeros(20, 1)
-    with pytest.raises(ValueError, match="residuals are not finite"):
+    with pytest.raises(ValueError, match="20 targets are not finite"):
         fit_conformal(numbers(mean, mean + 1), torch.full((20,), torch.nan))
 
 

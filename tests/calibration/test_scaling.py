@@ -345,6 +345,10 @@ def test_regression_names_conformal_prediction() -> None:
 
 def test_outputs_without_members_are_refused() -> None:
     outputs, labels = overconfident()
+    with pytest.raises(TypeError, match="outputs are a tensor; got ndarray"):
+        fit_scaling(outputs.numpy(), labels)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="expected a model or a network; got type"):
+        calibrate(nn.Linear, [])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="unsqueeze\\(0\\)"):
         fit_scaling(outputs[0], labels)
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from torch import nn
 
 import lpbnn
-from lpbnn import methods
+from lpbnn import cli, methods
 from lpbnn.methods import mcp
 
 PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "add-a-method.md").read_text()
@@ -79,3 +80,20 @@ def test_a_wrong_registration_is_named() -> None:
     lost.Config, lost.build = mcp.Config, mcp.build  # type: ignore[attr-defined]
     with pytest.raises(TypeError, match=r"lost is not in sys.modules"):
         lpbnn.register("lost", lost)
+
+
+def test_a_broken_package_is_named_and_stops_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = {"lost": "no_such_module", "empty": "lpbnn.registry", "plain": "lpbnn.methods.mcp"}
+    monkeypatch.setattr(methods, "_installed", lambda: others)
+    why = r"'lost' is 'no_such_module' of another package, which cannot be used: .*Fix: repair"
+    for use in (methods.load, methods.describe, methods.options):
+        with pytest.raises(ValueError, match=why):
+            use("lost")
+    with pytest.raises(ValueError, match="lpbnn.registry has no Config and no build"):
+        lpbnn.build(nn.Linear(2, 2), "empty")
+    cli.main(["ls"])
+    listed = " ".join(capsys.readouterr().out.split())
+    assert "'no_such_module' of another package" in listed
+    assert "plain MCP: the plain network" in listed

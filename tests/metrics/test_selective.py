@@ -69,6 +69,9 @@ def test_the_risk_threshold_accepts_as_many_as_it_may(risk: float) -> None:
 def test_a_risk_that_cannot_be_reached_names_the_lowest() -> None:
     with pytest.raises(ValueError, match="the lowest is 1. Fix"):
         risk_threshold(torch.rand(5), torch.ones(5), 0.1)
+    for wrong in (-0.1, float("nan"), "0.1", None):
+        with pytest.raises(ValueError, match="expected a mean loss of at least 0"):
+            risk_threshold(torch.rand(5), torch.ones(5), wrong)  # type: ignore[arg-type]
 
 
 def test_the_ood_threshold_is_that_of_fpr95() -> None:

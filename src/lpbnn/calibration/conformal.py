@@ -151,7 +151,7 @@ def fit_conformal(
         raise ValueError(
             f"method={method!r}: for {prediction.task} choose one of {', '.join(known)}."
         )
-    if not 0 <= penalty < math.inf or free_classes < 0:
+    if not 0 <= penalty < math.inf or not isinstance(free_classes, int) or free_classes < 0:
         raise ValueError(
             f"penalty={penalty!r}, free_classes={free_classes!r}: expected a finite number and an integer, "
             "both at least 0."
@@ -256,6 +256,7 @@ def _residuals(prediction: Prediction, targets: Tensor, method: str) -> Tensor:
             f"expected targets of shape {tuple(mean.shape)}; got {tuple(targets.shape)}."
         )
     targets = targets.to(mean).reshape(mean.shape)
+    _require_finite(targets, "targets")
     residuals = (targets - mean).abs() / _residual_scale(prediction, method)
     _require_finite(residuals, "residuals")
     return residuals.flatten(1).double().sort(0).values
@@ -276,6 +277,6 @@ def _residual_scale(prediction: Prediction, method: str) -> Tensor:
 def _require_finite(values: Tensor, name: str) -> None:
     if not is_traced(values) and not bool(values.isfinite().all()):
         raise ValueError(
-            f"{int((~values.isfinite()).sum())} {name} are not finite. Fix: check the inputs, and the "
+            f"{int((~values.isfinite()).sum())} {name} are not finite. Fix: check the data, and the "
             "weights of the model."
         )

@@ -7,7 +7,14 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from lpbnn.likelihoods import Categorical, Likelihood, MultiLabel, at_least_float32, member_axis
+from lpbnn.likelihoods import (
+    Categorical,
+    Likelihood,
+    MultiLabel,
+    at_least_float32,
+    member_axis,
+    require_tensor,
+)
 from lpbnn.members.call import as_call, batch_size, copy_tensors
 from lpbnn.model import Outputs, UncertainModel, at_least_one
 from lpbnn.predict import evaluating, seeded_passes, to_device
@@ -99,6 +106,7 @@ def to_cells(
         generator: of the draw, on the CPU.
     """
     likelihood = require_classes(likelihood)
+    require_tensor(outputs, "outputs")
     if outputs.dim() < 3:
         raise ValueError(
             f"expected outputs of members (S, B, C, ...), got {tuple(outputs.shape)}. Fix: "

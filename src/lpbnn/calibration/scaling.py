@@ -75,6 +75,8 @@ def calibrate(
         >>> scaling is model.likelihood.scaling, scaling.temperature > 1
         (True, True)
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a model or a network; got {type(model).__name__}.")
     holds_model = any(isinstance(module, UncertainModel) for module in model.modules())
     own = unwrap(model) if holds_model else MCP(model, likelihood)
     if holds_model and likelihood is not None:

@@ -24,6 +24,8 @@ def risk_threshold(uncertainty: Tensor, losses: Tensor, risk: float) -> float:
     """
     from lpbnn.metrics.selective import risk_coverage  # torchmetrics is an extra
 
+    if not isinstance(risk, int | float) or not risk >= 0:
+        raise ValueError(f"risk={risk!r}: expected a mean loss of at least 0, such as 0.05.")
     curve = risk_coverage(uncertainty, losses)
     last = torch.ones_like(curve.risk, dtype=torch.bool)  # of its group of equal uncertainty
     last[:-1] = curve.uncertainty[:-1] < curve.uncertainty[1:]
@@ -50,7 +52,7 @@ def ood_threshold(ood_scores: Tensor, tpr: float = 0.95) -> float:
         >>> ood_threshold(torch.arange(1.0, 101.0), 0.95)
         6.0
     """
-    if not 0 < tpr <= 1:
+    if not isinstance(tpr, int | float) or not 0 < tpr <= 1:
         raise ValueError(f"tpr={tpr!r}: expected a share between 0 and 1, such as 0.95.")
     if not isinstance(ood_scores, Tensor) or not ood_scores.numel():
         given = type(ood_scores).__name__

@@ -18,7 +18,8 @@ A method may be in another package, which names it in the entry-point group ``lp
 
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import entry_points
 from types import ModuleType
@@ -58,6 +59,11 @@ def register(name: str, module: ModuleType) -> None:
     if not name.isidentifier() or known.get(name, module.__name__) != module.__name__:
         taken = f" {known[name]} has it." if name in known else ""
         raise ValueError(f"name={name!r}: expected a Python name that no method has.{taken}")
+    _require_contract(module)
+    _registered[name] = module.__name__
+
+
+def _require_contract(module: ModuleType) -> None:
     missing = [part for part in ("Config", "build") if not hasattr(module, part)]
     if missing or sys.modules.get(module.__name__) is not module:
         problem = f"has no {' and no '.join(missing)}" if missing else "is not in sys.modules"
@@ -65,7 +71,6 @@ def register(name: str, module: ModuleType) -> None:
             f"{module.__name__} {problem}. A method is an importable module with a Config and a "
             "function build(net, config, **model_options); see docs/howto/add-a-method.md."
         )
-    _registered[name] = module.__name__
 
 
 def _modules() -> dict[str, str]:
@@ -88,7 +93,27 @@ def load(name: str) -> ModuleType:
         >>> load("mcp").__name__
         'lpbnn.methods.mcp'
     """
-    return importlib.import_module(_module(name))
+    path = _module(name)
+    with _blamed(name):
+        module = importlib.import_module(path)
+        _require_contract(module)
+    return module
+
+
+@contextmanager
+def _blamed(name: str) -> Iterator[None]:
+    """Name the package of others whose module cannot be used."""
+    try:
+        yield
+    except Exception as error:  # their code may fail in any way
+        path = _module(name)
+        if path != _installed().get(name):
+            raise
+        why = str(error).rstrip(".")
+        raise ValueError(
+            f"the method {name!r} is {path!r} of another package, which cannot be used: {why}. Fix: repair "
+            "that package, or uninstall it."
+        ) from error
 
 
 def _module(name: str) -> str:
@@ -106,7 +131,9 @@ def describe(name: str) -> str:
         >>> describe("mcp")
         'MCP: the plain network; its confidence is the maximum class probability.'
     """
-    return source.doc(_module(name)).splitlines()[0]
+    path = _module(name)
+    with _blamed(name):
+        return next(iter(source.doc(path).splitlines()), "")
 
 
 def options(name: str) -> list[source.Option]:
@@ -116,7 +143,12 @@ def options(name: str) -> list[source.Option]:
         >>> [option.name for option in options("mcp")]
         ['num_data', 'members']
     """
-    return source.config_options(source.read(_module(name), "Config"))
+    path = _module(name)
+    with _blamed(name):
+        config = source.read(path, "Config")
+        if config is None:
+            raise TypeError(f"{path} has no Config.")
+        return source.config_options(config)
 
 
 def configure(module: ModuleType, options: Mapping[str, Any]) -> Any:

@@ -47,6 +47,7 @@ def set_size(
     1.5
     """
     if labels is None:
+        _require_sets(sets)
         labels = torch.zeros_like(sets[:, 0], dtype=torch.int64)
         ignore_index = None
     return float(sets.sum(1)[_check_sets(sets, labels, ignore_index)].double().mean())
@@ -72,16 +73,20 @@ def interval_coverage(low: Tensor, high: Tensor, targets: Tensor) -> float:
 
 def _check_sets(sets: Tensor, labels: Tensor, ignore_index: base.IgnoreIndex) -> Tensor:
     """Return which labels count; refuse what are no sets."""
-    base.require(
-        isinstance(sets, Tensor) and sets.dtype == torch.bool and sets.ndim >= 2,
-        f"sets is {sets.dtype} of shape {tuple(sets.shape)}"
-        if isinstance(sets, Tensor)
-        else "no tensor",
-        "booleans (N, C, ...)",
-        "pass p.sets(conformal, level)",
-    )
+    _require_sets(sets)
     shape = (*sets.shape[:1], *sets.shape[2:])
     base.check_labels(labels, shape, f"sets has shape {tuple(sets.shape)}")
     counted = base.kept(labels, ignore_index)
     base.require(bool(counted.any()), "no label counts", "at least one", "check ignore_index")
     return counted
+
+
+def _require_sets(sets: Tensor) -> None:
+    base.require(
+        isinstance(sets, Tensor) and sets.dtype == torch.bool and sets.ndim >= 2,
+        f"sets is {sets.dtype} of shape {tuple(sets.shape)}"
+        if isinstance(sets, Tensor)
+        else f"sets is {type(sets).__name__}",
+        "booleans (N, C, ...)",
+        "pass p.sets(conformal, level)",
+    )
