@@ -12,7 +12,7 @@ import lpbnn
 from lpbnn import methods
 from lpbnn.likelihoods import Categorical, Gaussian
 from lpbnn.members.call import batch_size
-from lpbnn.model import UncertainModel, stack_members, total, two_groups
+from lpbnn.model import UncertainModel, stack_members, total
 
 
 def test_the_default_likelihood_is_for_classes() -> None:
@@ -66,10 +66,17 @@ def test_a_loss_step_is_the_loss() -> None:
 
 
 def test_a_rate_of_fast_weights_needs_the_learning_rate() -> None:
-    weights = [nn.Parameter(torch.zeros(1))]
+    class TwoRates(UncertainModel):
+        fast_lr = 0.5
+
+        def fast_parameters(self) -> list[nn.Parameter]:
+            return [self.net.bias]  # type: ignore[list-item]
+
+    model = TwoRates(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="fast weights learn at 0.5 times the rate.*lr=..."):
-        two_groups(weights, weights, 1e-4, None, 0.5)
-    slow, fast = two_groups(weights, weights, 1e-4, 0.1, 0.5)
+        model.parameter_groups(1e-4)
+    slow, fast = model.parameter_groups(1e-4, 0.1)
+    assert (slow["params"], fast["params"]) == ([model.net.weight], [model.net.bias])
     assert (slow["weight_decay"], slow["lr"]) == (1e-4, 0.1)
     assert (fast["weight_decay"], fast["lr"]) == (0.0, 0.05)
 

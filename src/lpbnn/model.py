@@ -35,7 +35,7 @@ Pass = Callable[..., Outputs]
 Readout = Callable[[Any], Outputs]
 NOT_GIVEN: Any = object()
 # Held while a prediction or a check sets training flags: threads would take each other's for the user's.
-MODES = threading.RLock()
+MODE_LOCK = threading.RLock()
 
 
 class WideBuffers(nn.Module):
@@ -67,7 +67,7 @@ class UncertainModel(WideBuffers):
     """A network, a likelihood, and a way to be uncertain about the network's weights.
 
     A method defines ``outputs`` and, where it differs from one network, ``loss``, ``passes``,
-    ``parameter_groups``, ``ood_score`` and the hooks ``before_epoch``, ``after_step`` and ``after_fit``.
+    ``fast_parameters``, ``ood_score`` and the hooks ``before_epoch``, ``after_step`` and ``after_fit``.
 
     Args:
         net: any module.
@@ -77,6 +77,7 @@ class UncertainModel(WideBuffers):
 
     members: int = 1  # predictions that one pass returns
     stochastic: bool = True  # True if a second pass differs from the first
+    fast_lr: float = 1.0  # the learning rate of the fast parameters, as a multiple of the others'
     check_first_batch: bool = True  # False: trust the network, compare nothing with the reference
 
     def __init__(
@@ -171,7 +172,7 @@ class UncertainModel(WideBuffers):
         if kind not in self.checks and members > 1 and self.check_first_batch:
             call = Call(args, kwargs, self.mask_arguments)
             if not is_traced(call.tensors):
-                with MODES:  # it sets training flags: other threads wait for its result
+                with MODE_LOCK:  # it sets training flags: other threads wait for its result
                     if kind not in self.checks:
                         self.compare(call)
         found = self.checks.get(kind)
@@ -215,18 +216,45 @@ class UncertainModel(WideBuffers):
     def set_noise_scale(self, scale: float) -> None:
         """Multiply the standard deviation of the posterior by a number in every draw; 1 is as trained.
 
-        Training draws with it too: set it back to 1 before you go on.
+        Training draws with it too: set it back to 1 before you go on. A method with noise has the scale in
+        the buffer ``noise_scale``.
         """
-        raise TypeError(
-            f"{type(self).__name__} has no noise to scale. Fix: calibrate it by a temperature, "
-            "lpbnn.calibration.calibrate(model, batches)."
-        )
+        found = self._buffers.get("noise_scale")
+        if found is None or not self.stochastic:
+            raise TypeError(
+                f"{type(self).__name__} has no noise to scale. Fix: calibrate it by a temperature, "
+                "lpbnn.calibration.calibrate(model, batches)."
+            )
+        found.fill_(noise_scale_value(scale))
+
+    def fast_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters that learn without weight decay, at ``fast_lr`` times the rate."""
+        return []
 
     def parameter_groups(
         self, weight_decay: float = 0.0, lr: float | None = None
     ) -> list[dict[str, Any]]:
-        """Return parameter groups for any torch optimizer: with and without weight decay."""
-        return [_group("slow", list(self.parameters()), weight_decay, lr)]
+        """Return parameter groups for any torch optimizer: "slow", and "fast" if there are such parameters.
+
+        A scheduler that sets every group's rate to one number (``OneCycleLR`` with a single ``max_lr``)
+        drops the factor ``fast_lr``; give it one rate per group.
+        """
+        if lr is None and self.fast_lr != 1:
+            raise ValueError(
+                f"the fast weights learn at {self.fast_lr} times the rate, so the rate must be known here. "
+                "Fix: parameter_groups(weight_decay=..., lr=...), with the optimizer's own lr."
+            )
+        fast = {id(p): p for p in self.fast_parameters()}
+        slow = [p for p in self.parameters() if id(p) not in fast]
+        groups: list[dict[str, Any]] = [
+            {"name": "slow", "params": slow, "weight_decay": weight_decay}
+        ]
+        if fast:
+            groups.append({"name": "fast", "params": list(fast.values()), "weight_decay": 0.0})
+        if lr is not None:
+            for group, rate in zip(groups, (lr, lr * self.fast_lr), strict=False):
+                group["lr"] = rate
+        return groups
 
     def before_epoch(self, epoch: int, epochs: int) -> None:
         """Anneal; a training loop calls this before every epoch (from 0) of ``epochs``.
@@ -243,32 +271,6 @@ class UncertainModel(WideBuffers):
 
     def after_fit(self, batches: Iterable[Any]) -> None:
         """Finish training; a training loop calls this once, with the batches (x, y), or the inputs x."""
-
-
-def _group(
-    name: str, parameters: list[nn.Parameter], weight_decay: float, lr: float | None
-) -> dict[str, Any]:
-    group: dict[str, Any] = {"name": name, "params": parameters, "weight_decay": weight_decay}
-    return group if lr is None else {**group, "lr": lr}
-
-
-def two_groups(
-    slow: list[nn.Parameter],
-    fast: list[nn.Parameter],
-    weight_decay: float,
-    lr: float | None,
-    fast_lr: float,
-) -> list[dict[str, Any]]:
-    """Return slow weights with decay, and fast weights without it at ``fast_lr`` times the rate."""
-    if lr is None and fast_lr != 1:
-        raise ValueError(
-            f"the fast weights learn at {fast_lr} times the rate, so the rate must be known here. "
-            "Fix: parameter_groups(weight_decay=..., lr=...), with the optimizer's own lr."
-        )
-    return [
-        _group("slow", slow, weight_decay, lr),
-        _group("fast", fast, 0.0, None if lr is None else lr * fast_lr),
-    ]
 
 
 def stack_members(outputs: Sequence[Outputs]) -> Outputs:

@@ -20,7 +20,7 @@ from lpbnn.draws import private_draws, seed_from
 from lpbnn.likelihoods import Categorical, Likelihood, MultiHead, Summary
 from lpbnn.members.call import Call, as_call
 from lpbnn.members.partial import raise_with_advice
-from lpbnn.model import MODES, LossStep, Pass, UncertainModel, at_least_one
+from lpbnn.model import MODE_LOCK, LossStep, Pass, UncertainModel, at_least_one
 
 if TYPE_CHECKING:
     import numpy as np
@@ -594,7 +594,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
     Of several threads in such blocks the first sets the mode and the last gives it back.
     """
-    with MODES:
+    with MODE_LOCK:
         modes = _EVALUATING.get(model)
         if modes is None:
             modes = _Modes({module: module.training for module in model.modules()})
@@ -605,7 +605,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        with MODES:
+        with MODE_LOCK:
             modes.threads -= 1
             if not modes.threads and _EVALUATING.get(model) is modes:
                 del _EVALUATING[model]

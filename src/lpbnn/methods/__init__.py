@@ -9,7 +9,7 @@ A method file has, in this order,
   are ``likelihood`` and ``readout``. ``lpbnn.build`` takes back what an error leaves half done.
 
 Its model (see ``lpbnn.model.UncertainModel``) defines ``outputs`` and, where needed, its own ``loss``,
-``passes``, ``ood_score``, ``parameter_groups`` and the hooks ``before_epoch``, ``after_step`` and
+``passes``, ``ood_score``, ``fast_parameters`` and the hooks ``before_epoch``, ``after_step`` and
 ``after_fit``. Nothing else in the project names a method.
 
 A method may be in another package, which names it in the entry-point group ``lpbnn.methods``; a script may

@@ -41,13 +41,7 @@ from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.members.passes import MemberPass, PassSlot
 from lpbnn.members.rows import BatchMode, gather
 from lpbnn.methods._options import Count, NonNegative, Options, Positive
-from lpbnn.model import (
-    Terms,
-    UncertainModel,
-    noise_scale_value,
-    total,
-    two_groups,
-)
+from lpbnn.model import Terms, UncertainModel, total
 
 NORMS = (*RUNNING_NORMS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 CHANNELS_LAST = (nn.LayerNorm, nn.RMSNorm, nn.Linear)
@@ -239,9 +233,6 @@ class ABNN(MemberEnsemble):
     def is_converted(self, module: nn.Module) -> bool:
         return isinstance(module, NoisyScale)
 
-    def set_noise_scale(self, scale: float) -> None:
-        self.noise_scale.fill_(noise_scale_value(scale))
-
     def sample(self, samples: int = 1) -> Affines:
         """Sample the scales of every norm for ``samples`` draws of every member."""
         drawn = [norm.sample(samples, self.noise_scale) for norm in self.norms]
@@ -281,14 +272,10 @@ class ABNN(MemberEnsemble):
         rows = labels.long().clamp(0, classes - 1).view(self.members, -1)  # ignored labels count 0
         return eta.gather(1, rows).view(labels.shape)
 
-    def parameter_groups(
-        self, weight_decay: float = 0.0, lr: float | None = None
-    ) -> list[dict[str, Any]]:
-        """Return the scales and shifts of the members without weight decay, and the others with it."""
-        moved = [(norm.member_scale, norm.member_shift) for norm in self.norms]
-        fast = {id(p): p for pair in moved for p in pair if p is not None}
-        slow = [p for p in self.parameters() if id(p) not in fast]
-        return two_groups(slow, list(fast.values()), weight_decay, lr, 1.0)
+    def fast_parameters(self) -> list[nn.Parameter]:
+        """Return the scales and shifts of the members."""
+        found = [p for norm in self.norms for p in (norm.member_scale, norm.member_shift)]
+        return [p for p in found if p is not None]
 
 
 def build(net: nn.Module, config: Config, **model_options: Any) -> UncertainModel:

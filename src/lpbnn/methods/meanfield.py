@@ -57,10 +57,8 @@ from lpbnn.model import (
     Pass,
     Terms,
     UncertainModel,
-    noise_scale_value,
     stack_members,
     total,
-    two_groups,
 )
 from lpbnn.rank_one.factors import device_of, full_precision, kl_to_standard_normal
 
@@ -250,9 +248,6 @@ class MeanFieldBNN(UncertainModel):
         """Draw the weights of every layer once."""
         return [layer.draw(self.noise_scale)._replace(flip=flip) for layer in self.layers]
 
-    def set_noise_scale(self, scale: float) -> None:
-        self.noise_scale.fill_(noise_scale_value(scale))
-
     def _run(self, noises: list[Noise], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outputs:
         """Return the outputs (B, ...) of the network with the drawn weights."""
         return self.slot.run(Draw(noises), self.run_network, *args, **kwargs)
@@ -282,13 +277,9 @@ class MeanFieldBNN(UncertainModel):
         terms = self.likelihood.nll_terms(outputs, y, weight)
         return total(**terms, kl=kl.to(terms["nll"].device))
 
-    def parameter_groups(
-        self, weight_decay: float = 0.0, lr: float | None = None
-    ) -> list[dict[str, Any]]:
-        """Return the parameters of the posterior without weight decay, and the others with it."""
-        posterior = {id(p): p for layer in self.layers for p in layer.parameters()}
-        slow = [p for p in self.parameters() if id(p) not in posterior]
-        return two_groups(slow, list(posterior.values()), weight_decay, lr, 1.0)
+    def fast_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of the posterior."""
+        return [p for layer in self.layers for p in layer.parameters()]
 
     def before_epoch(self, epoch: int, epochs: int) -> None:
         """Set the KL's weight for the epoch."""

@@ -9,7 +9,7 @@ from lpbnn.convert.convert import replace_modules
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.members.rows import BatchMode
-from lpbnn.model import Terms, noise_scale_value, total, two_groups
+from lpbnn.model import Terms, total
 from lpbnn.rank_one.factors import FactorPosterior, LayerFactors, SampledFactors, device_of
 from lpbnn.rank_one.layer import RankOneLayer, with_biases
 from lpbnn.rank_one.norms import BATCH_NORMS, MemberNorm
@@ -104,12 +104,6 @@ class RankOneEnsemble(MemberEnsemble):
         """Sample the factors of every layer for ``samples`` draws of every member."""
         return with_biases(self.layers, self.posterior().sample(samples, self.noise_scale))
 
-    def set_noise_scale(self, scale: float) -> None:
-        if not self.stochastic:
-            return super().set_noise_scale(scale)
-        self.noise_scale.fill_(noise_scale_value(scale))
-        return None
-
     def probe(self, count: int) -> SampledFactors:
         generator, factors = torch.Generator().manual_seed(0), []
         for layer in self.layers:
@@ -148,16 +142,7 @@ class RankOneEnsemble(MemberEnsemble):
             )
         return super()._advice(error, batch)
 
-    def parameter_groups(
-        self, weight_decay: float = 0.0, lr: float | None = None
-    ) -> list[dict[str, Any]]:
-        """Return slow weights with decay, and factors and member biases without, at ``fast_lr`` * lr.
-
-        A scheduler that sets every group's rate to one number (``OneCycleLR`` with a single ``max_lr``)
-        drops the factor; give it one rate per group.
-        """
+    def fast_parameters(self) -> list[nn.Parameter]:
+        """Return the factors and the members' biases."""
         fast = [p for layer in self.layers for p in layer.factors.parameters()]
-        fast += [layer.member_bias for layer in self.layers if layer.member_bias is not None]
-        known = {id(parameter) for parameter in fast}
-        slow = [parameter for parameter in self.parameters() if id(parameter) not in known]
-        return two_groups(slow, fast, weight_decay, lr, self.fast_lr)
+        return fast + [b for b in (layer.member_bias for layer in self.layers) if b is not None]
