@@ -33,6 +33,15 @@ class MetricInfo:
         """
         return {"higher": "↑", "lower": "↓", "target": f"→ {self.target}"}[self.direction]
 
+    @property
+    def head(self) -> str:
+        """Title, unit and good side: the head of a column and the name of an axis.
+
+        >>> METRICS["accuracy"].head, METRICS["ece"].head
+        ('Accuracy % ↑', 'ECE ↓')
+        """
+        return " ".join(filter(None, (self.title, self.unit, self.arrow)))
+
     def format(self, value: float) -> str:
         """``value`` as a table shows it, without its unit.
 

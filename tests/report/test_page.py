@@ -304,7 +304,7 @@ def test_marks_tell_their_numbers_where_the_pointer_rests(make: Make, tmp_path: 
     text = write_report(runs, tmp_path / "r.html").read_text("utf-8")
     titles = re.findall(r"<title>([^<]*)</title>", text)
     assert "LP-BNN: accuracy 91.00 %, ECE ↓ 0.0200" in titles
-    for start in ("member 4 of 4: ", "LP-BNN, Accuracy, % ↑: clean: 91, ", "MCP, test: quartiles"):
+    for start in ("member 4 of 4: ", "LP-BNN, Accuracy % ↑: clean: 91, ", "MCP, test: quartiles"):
         assert any(title.startswith(start) for title in titles), start
     assert any(re.match(r"MCP: confidence 0\.\d+ to .* examples", title) for title in titles)
 

@@ -9,6 +9,8 @@ from report.conftest import METHODS, Make
 from rich.console import Console
 
 from lpbnn.report import PaperTable, comparison, print_table
+from lpbnn.report.runs import grouped, read_runs
+from lpbnn.report.tables import cost
 
 
 def printed(table, width: int, legend: bool = False, **options: object) -> str:
@@ -30,6 +32,14 @@ def test_no_line_is_too_wide_and_no_column_is_lost(make: Make, width: int) -> No
     assert "…" not in tables
     assert "OOD is the positive class" in text
     assert "generated" in text
+
+
+@pytest.mark.parametrize("width", range(60, 100))
+def test_no_column_of_the_costs_is_cut(make: Make, width: int) -> None:
+    runs = [make("meanfield", seed, diverged=2) for seed in (0, 1)]
+    text = printed(cost(grouped(read_runs([*runs, make("mcp")]))), width)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
 
 
 def test_eighty_columns_hold_the_metrics_of_a_test_set_and_one_other(make: Make) -> None:

@@ -151,7 +151,7 @@ def corruption(groups: Sequence[Group]) -> list[Figure]:
             end = float(mean[-1])
             beyond = " ↓" if end < low else " ↑" if end > high else ""
             ends.append(Mark(group, float(x[-1]), end, beyond))
-        what = _what(info)
+        what = info.head
         label = f"{what} against the severity of the corruption"
         with _chart(charts, what, ends, label) as axes:
             for group, x, mean, std in lines:
@@ -187,7 +187,7 @@ def trade_offs(groups: Sequence[Group]) -> list[Figure]:
     for name in tables.measured_on(groups, "ood"):
         where = tables.PIXELS.get(name, name).replace(":", "")
         auroc = METRICS["auroc"]
-        up.append(Measured(auroc, ("ood", name, "auroc"), f"{_what(auroc)} ({where})"))
+        up.append(Measured(auroc, ("ood", name, "auroc"), f"{auroc.head} ({where})"))
     up.append(Measured(METRICS["ce"], ("corruption", "ce")))
     across = Measured(METRICS[key], ("test", key))
     return [chart for one in up for chart in trade_off(groups, across, one)]
@@ -210,7 +210,7 @@ def trade_off(groups: Sequence[Group], across: Measured, up: Measured) -> list[F
     points = [(g, *found) for g in groups if (found := _point(g, across, up)) is not None]
     if len(points) < 2:
         return []
-    info, what = across.info, up.name or _what(up.info)
+    info, what = across.info, up.name or up.info.head
     xs, ys = [p[1] for p in points], [p[2] for p in points]
     log = isinstance(info, tables.Quantity) and min(xs) > 0 and max(xs) > 5 * min(xs)
     low, high = limits(xs, [p[3] for p in points])
@@ -544,10 +544,6 @@ def _look(group: Group, **more: Any) -> dict[str, Any]:
 def _line(group: Group) -> dict[str, Any]:
     """The same for a line without markers."""
     return _look(group, **line_style(group.index)) | {"marker": ""}
-
-
-def _what(info: MetricInfo) -> str:
-    return f"{info.title}{f', {info.unit}' * bool(info.unit)} {info.arrow}"
 
 
 def _pooled(runs: Sequence[Run]) -> ReliabilityBins:

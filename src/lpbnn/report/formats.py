@@ -22,18 +22,13 @@ MARKS = {"best": "●", "second": "○", "": " "}
 STYLES = {"best": "bold", "second": "underline", "": ""}
 MARKDOWN_MARKS = {"best": "**{}**", "second": "_{}_", "": "{}"}
 LATEX_MARKS = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"}
-LATEX = {
-    **{char: f"\\{char}" for char in "&%$#_{}"},
-    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
-    **{
-        "↑": r"$\uparrow$",
-        "↓": r"$\downarrow$",
-        "→": r"$\rightarrow$",
-        "±": r"$\pm$",
-        "×": r"$\times$",
-    },
-    **{"–": "--", "<": r"\textless{}", ">": r"\textgreater{}"},
-}
+LATEX = str.maketrans(
+    {char: f"\\{char}" for char in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"↑": r"$\uparrow$", "↓": r"$\downarrow$", "→": r"$\rightarrow$", "±": r"$\pm$"}
+    | {"×": r"$\times$", "–": "--", "<": r"\textless{}", ">": r"\textgreater{}"}
+)
+MARKDOWN = str.maketrans({char: f"\\{char}" for char in "|*_`<>[]#"})
 ENDLESS = 2**20  # columns: wider than any table
 GAP = 1  # column of the terminal between two of the table
 
@@ -53,13 +48,12 @@ def markdown(table: Table) -> str:
 
 def markdown_text(text: str) -> str:
     """Escape what Markdown would take for its own."""
-    return "".join(f"\\{c}" if c in "|*_`<>[]#" else c for c in text)
+    return text.translate(MARKDOWN)
 
 
 def _markdown_head(column: Column) -> str:
     part = column.part.partition(",")[0].removeprefix("OOD: ").removeprefix("corrupted: ")
-    words = (part.replace(":", ""), column.info.title, column.info.unit, column.info.arrow)
-    return markdown_text(" ".join(word for word in words if word))
+    return markdown_text(f"{part.replace(':', '')} {column.info.head}".strip())
 
 
 def _markdown_cell(row: Row, column: Column) -> str:
@@ -84,11 +78,8 @@ def latex(table: Table) -> str:
         for part, n in parts:
             lines += [rf"\cmidrule(lr){{{first}-{first + n - 1}}}"] * bool(part)
             first += n
-    titles = [f"{c.info.title} {c.info.unit} {c.info.arrow}".split() for c in table.columns]
-    lines += [
-        " & ".join(["Method", *(latex_text(" ".join(t)) for t in titles)]) + r" \\",
-        r"\midrule",
-    ]
+    heads = ["Method", *(latex_text(column.info.head) for column in table.columns)]
+    lines += [" & ".join(heads) + r" \\", r"\midrule"]
     for row in table.rows:
         name = f"{row.label} ({row.note})" if row.note else row.label
         cells = [latex_text(name), *(_latex_cell(row, c) for c in table.columns)]
@@ -102,7 +93,7 @@ def latex_text(text: str) -> str:
     >>> print(latex_text("lr_1 = 50 % ↑"))
     lr\_1 = 50 \% $\uparrow$
     """
-    return "".join(LATEX.get(char, char) for char in text)
+    return text.translate(LATEX)
 
 
 def _latex_cell(row: Row, column: Column) -> str:
@@ -201,7 +192,7 @@ def print_table(table: Table, console: Console, legend: bool = False) -> None:
     Columns that do not fit even then go into further tables. ``legend`` adds what each metric means.
     """
     labels = [_label(row, console.width // 2) for row in table.rows]
-    room = console.width - max([len("method"), *map(_width, labels)]) - GAP
+    room = console.width - max([len("method"), *map(_width, labels)]) - 2 * GAP  # both edges
     pages = _pages(table, room, stacked=False)
     if len(pages) > 1:
         pages = _pages(table, room, stacked=True)
