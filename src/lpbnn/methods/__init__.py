@@ -107,7 +107,7 @@ def _blamed(name: str) -> Iterator[None]:
         yield
     except Exception as error:  # their code may fail in any way
         path = _module(name)
-        if path != _installed().get(name):
+        if path != _found()[0].get(name):
             raise
         why = str(error).rstrip(".")
         raise ValueError(
