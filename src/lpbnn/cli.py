@@ -6,6 +6,7 @@ read from the source files (``lpbnn.source``).
 
 import gc
 import inspect
+import io
 import re
 import sys
 from collections.abc import Callable
@@ -438,6 +439,9 @@ EXPERIMENT = "Reproduce a table or figure of the paper: lpbnn experiment NAME."
 def main(args: list[str] | None = None) -> None:
     """Run the command. Errors print one message and exit with code 2, Ctrl-C with 130."""
     args = sys.argv[1:] if args is None else args
+    for stream in (sys.stdout, sys.stderr):  # whatever the locale, a sign it lacks is no error
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     gc.set_threshold(50_000)  # a fifth of the time of --help was garbage collection
     try:
         if args[:1] == ["experiment"]:

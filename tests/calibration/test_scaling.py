@@ -357,3 +357,14 @@ def test_no_draws_are_refused() -> None:
     model = lpbnn.build(nn.Linear(4, 3), "mcdropout", include="*")
     with pytest.raises(ValueError, match="samples=0: expected an integer of at least 1"):
         calibrate(model, [(torch.randn(5, 4), torch.randint(0, 3, (5,)))], samples=0)
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_every_module_keeps_its_own_mode(built: bool) -> None:
+    """Of a network in training whose norms are frozen, for example."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).train()
+    net[1].eval()
+    model, x = lpbnn.build(net, "mcp") if built else net, torch.randn(200, 4)
+    y = lpbnn.build(copy.deepcopy(net).eval(), "mcp")(x)[0].softmax(1).multinomial(1).squeeze(1)
+    calibrate(model, [(x, y)])
+    assert [module.training for module in net] == [True, False, True]

@@ -1,8 +1,11 @@
 """Run folders of others: a damaged or hostile file is a message, never a traceback, code or another result."""
 
 import json
+import os
 import random
 import shutil
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -260,3 +263,32 @@ def test_names_of_more_or_fewer_classes_than_there_are_are_told(
     for classes in (["a"], ["a"] * 11):
         (folder / "data.json").write_text(json.dumps({**stored, "classes": classes}))
         assert command("predict", folder, picture) == 2
+
+
+def test_names_that_are_not_utf8_are_shown_and_written(
+    folder: Path, command: Callable[..., int], tmp_path: Path
+) -> None:
+    odd_folder = folder.rename(Path(os.fsdecode(bytes(tmp_path) + b"/run\xff")))
+    picture = Path(os.fsdecode(bytes(tmp_path) + b"/\xff.png"))
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(picture)
+    assert command("compare", odd_folder) == 0
+    assert command("report", odd_folder, "-o", tmp_path / "a.html") == 0
+    assert command("keep", odd_folder, "--into", tmp_path / "kept") == 0
+    for name in ("a.csv", "a.json"):
+        assert command("predict", odd_folder, picture, "-o", tmp_path / name) == 0
+    (answer,) = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    assert Path(answer["file"]) == picture
+
+
+@pytest.mark.slow
+def test_a_terminal_without_a_sign_shows_its_number(folder: Path) -> None:
+    """In the C locale: what was trained is not lost to a table that cannot be printed."""
+    plain = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    done = subprocess.run(
+        [sys.executable, "-m", "lpbnn", "compare", str(folder), "--format", "markdown"],
+        env={**os.environ, **plain},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"\\u2191" in done.stdout

@@ -81,9 +81,7 @@ def calibrate(
     own = unwrap(model) if holds_model else MCP(model, likelihood)
     if holds_model and likelihood is not None:
         raise ValueError("the model has its own likelihood. Fix: leave out likelihood=.")
-    was_training = model.training
     cells = collect(own, batches, samples, seed, cells_per_example)
-    model.train(was_training)
     scaling = fit_cells(cells, kind, own.likelihood)
     if holds_model:
         own.likelihood.scaling = scaling

@@ -66,7 +66,9 @@ def write_report(
     target = Path(out)
     text = page(read_runs(runs), title, reference)
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(target, text.encode())
+    write_atomic(
+        target, text.encode(errors="backslashreplace")
+    )  # names of folders can be any bytes
     return target
 
 

@@ -155,7 +155,8 @@ def _tabled(answers: Sequence[Answer], digits: str, out: Path | None, more: str 
         )
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(out, WRITERS[out.suffix.lower()](answers).encode())
+        text = WRITERS[out.suffix.lower()](answers)
+        write_atomic(out, text.encode(errors="backslashreplace"))  # names of files can be any bytes
         table.caption = f"Written to {escape(printable(str(out)))}{more}"
     return table
 
