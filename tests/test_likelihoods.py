@@ -28,6 +28,7 @@ from lpbnn.likelihoods import (
     entropy,
     member_rows,
 )
+from lpbnn.predict import Prediction
 
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool]
 
@@ -828,3 +829,10 @@ def test_an_nll_of_a_subclass_is_used_with_and_without_weights() -> None:
     expected = 2 * Categorical().mean_nll(outputs, targets)
     torch.testing.assert_close(Doubled().mean_nll(outputs, targets), expected)
     torch.testing.assert_close(Doubled().mean_nll(outputs, targets, torch.ones(6)), expected)
+
+
+@pytest.mark.parametrize("dim", [1, -1])
+def test_the_ood_score_of_several_numbers_is_their_total_variance(dim: int) -> None:
+    shape = (2, 4, 6, 5) if dim == 1 else (2, 4, 5, 6)
+    p = Prediction.from_outputs(torch.randn(shape), Gaussian(dim=dim))
+    torch.testing.assert_close(p.ood_score, p.total.sum(dim))

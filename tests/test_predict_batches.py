@@ -160,3 +160,37 @@ def test_batches_of_wrong_structure_are_refused(small_model: lpbnn.UncertainMode
         predict(small_model, [x, torch.zeros(4)])
     with pytest.raises(ValueError, match="outputs of members"):
         Prediction.from_outputs(torch.zeros(3))
+
+
+class WithTable(nn.Module):
+    """A network that takes a table beside the examples: as many rows as the last portion would have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(5, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        assert table.shape == (3, 5)
+        return self.head(self.first(x + table.mean(0)).relu())
+
+
+@pytest.mark.parametrize("method", ["mimo", "ensemble"])
+def test_no_portion_has_as_many_rows_as_an_input_that_is_no_batch(method: str) -> None:
+    model = lpbnn.build(WithTable(), method, check=False)
+    x = torch.randn(7, 5), torch.randn(3, 5)
+    for rows in (4, 8, 12, 16):
+        found = predict(model, x, chunk=rows, seed=0)
+        torch.testing.assert_close(found.probs, predict(model, x, seed=0).probs)
+
+
+@pytest.mark.parametrize("method", ["lpbnn", "rank1", "mcdropout"])
+@pytest.mark.parametrize("chunk", [2, 6, 7, 13, 100])
+def test_at_most_chunk_rows_are_in_the_network_at_once(method: str, chunk: int) -> None:
+    model, x = lpbnn.build(small(), method, members=2, num_data=9), torch.randn(3, 5)
+    predict(model, x, seed=0)  # makes the check
+    rows: list[int] = []
+    *_, last = model.net.children()
+    last.register_forward_hook(lambda module, args, output: rows.append(len(output)))
+    predict(model, x, samples=4, chunk=chunk, seed=0)
+    assert max(rows) <= chunk
+    assert sum(rows) == 2 * 4 * 3

@@ -223,3 +223,11 @@ def test_download_gets_what_is_missing(tmp_path: Path, monkeypatch: pytest.Monke
     assert mat == ["http://ufldl.stanford.edu/housenumbers/test_32x32.mat"]
     small(root, download=True)
     assert len(asked) == 2  # nothing is fetched twice
+
+
+def test_constants_are_the_published_ones() -> None:
+    ten, hundred = cifar.CIFAR10, cifar.CIFAR100
+    assert (ten.mean, ten.std) == ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+    assert (hundred.mean, hundred.std) == ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+    assert hundred.archive_md5 == "eb9058c3a382ffc7106e4002c42a8d85"
+    assert svhn.MD5 == "eb5a983be6a315427106f1b164d9cef3"

@@ -4,10 +4,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from torch._subclasses import FakeTensorMode
 
 from lpbnn.kernels.rows import scale_rows, shift_rows
-from lpbnn.members.call import Call
+from lpbnn.members.call import Call, copy_tensors
+from lpbnn.members.passes import MemberPass, PassSlot
 from lpbnn.members.rows import (
     expand_batch,
     gather,
@@ -15,6 +17,7 @@ from lpbnn.members.rows import (
     row_weights,
     rows_needed,
 )
+from lpbnn.rank_one.factors import LayerFactors, SampledFactors
 
 batches, ensembles = st.integers(1, 17), st.integers(1, 6)
 
@@ -101,3 +104,32 @@ def test_examples_of_a_member_are_those_of_its_rows(batch: int, members: int) ->
     for member in range(members):
         examples = member_examples(member, batch, members)
         assert torch.equal(Call((x,), {}).take(examples).args[0], rows[member])
+
+
+def test_parameters_among_the_inputs_are_not_copied() -> None:
+    """They are learned: a gradient of a copy would not reach them."""
+    table, x = nn.Parameter(torch.zeros(2)), torch.zeros(2)
+    copied = copy_tensors((table, {"x": x}))
+    assert copied[0] is table
+    assert copied[1]["x"] is not x
+
+
+def test_inputs_with_several_rows_for_each_example_hold_examples() -> None:
+    inputs = torch.zeros(3, 2), torch.zeros(6, 2)
+    assert Call(inputs, {}).shared_arguments(nn.Bilinear(2, 2, 1)) == []
+
+
+def test_a_part_of_a_pass_counts_its_members_from_the_first_of_all() -> None:
+    """By that number a member finds its own batch norm."""
+    sampled = SampledFactors([LayerFactors(torch.zeros(4, 2), torch.zeros(4, 2), None)])
+    part = MemberPass(sampled, batch=5, first=6).take(2, 1)
+    assert (part.first, part.count) == (8, 1)
+
+
+def test_a_pass_inside_of_another_gives_the_slot_back() -> None:
+    slot = PassSlot()
+    with slot.use("outer"):
+        with slot.use("inner"):
+            assert slot.get() == "inner"
+        assert slot.get() == "outer"
+    assert slot.get() is None

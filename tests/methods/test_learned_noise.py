@@ -55,3 +55,21 @@ def test_the_noise_comes_to_rest_where_the_docstring_says() -> None:
     variance = LatentPosterior([factors]).sigma[0].square()
     torch.testing.assert_close(variance, expected, rtol=1e-3, atol=0)
     assert expected.max() > 1.5 * expected.min()  # directions differ, and so does their noise
+
+
+def test_the_loss_runs_sampled_factors_and_keeps_their_mean() -> None:
+    factors = LatentFactors(2, 16, 3, latent=4)
+    posterior = LatentPosterior([factors])
+    [(mean, _)] = posterior.mean()
+    [(r, _)] = posterior.sample(rows=1)
+    assert (r - mean).abs().max() > 0.01
+    assert posterior.center is not None
+    torch.testing.assert_close(posterior.center[0][0], mean)
+
+
+def test_a_training_loss_draws_with_the_noise_scale() -> None:
+    model, x, y = built(), torch.randn(6, 3).double(), torch.tensor([0, 1, 0, 1, 0, 1])
+    model.set_noise_scale(0.0)
+    assert torch.equal(model.loss(x, y)["nll"], model.loss(x, y)["nll"])
+    model.set_noise_scale(1.0)
+    assert not torch.equal(model.loss(x, y)["nll"], model.loss(x, y)["nll"])

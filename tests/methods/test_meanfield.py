@@ -407,3 +407,10 @@ def test_errors_say_what_to_do() -> None:
     with pytest.raises(TypeError, match=r"the posterior would be bypassed.*exclude='0'"):
         nn.functional.linear(torch.randn(1, 5), net[0].weight)
     assert net[0].in_features == 5
+
+
+def test_the_posterior_begins_at_the_given_deviation() -> None:
+    for std in (1e-3, 0.1, 2.0):
+        layer = GaussianLayer(nn.Linear(3, 2), std=std)
+        for _, found in layer.gaussians():
+            torch.testing.assert_close(found, torch.full_like(found, std), rtol=1e-4, atol=0)

@@ -112,3 +112,11 @@ def test_a_threshold_needs_a_tensor_of_scores() -> None:
     for wrong in (torch.zeros(0), [0.1, 0.2], torch.zeros(3).numpy()):
         with pytest.raises(ValueError, match=r"expected a tensor of OOD scores.*Fix: p.ood_score"):
             ood_threshold(wrong)
+
+
+@pytest.mark.parametrize("count", [1, 7, 19, 20, 30])
+def test_the_ood_threshold_is_the_highest_that_finds_the_share(count: int) -> None:
+    scores = torch.randn(count)
+    threshold = ood_threshold(scores, 0.95)
+    assert (scores >= threshold).double().mean() >= 0.95
+    assert (scores > threshold).double().mean() < 0.95

@@ -228,3 +228,30 @@ def test_a_copy_after_a_pass_is_independent() -> None:
             parameter.zero_()
     assert not torch.allclose(clone(x)[0], clone(x)[1])
     assert clone(x).shape == (3, 4, 3)
+
+
+def test_a_frozen_model_keeps_what_the_given_one_was_built_with() -> None:
+    likelihood = {"ignore_index": 2, "class_weights": [1.0, 2.0, 3.0]}
+    model = build("ResNet", expand_at="stage2", **PARTIAL, **likelihood)
+    frozen = lpbnn.freeze(model)
+    assert frozen.expand_at == model.expand_at == ["stage2"]
+    x, y = inputs("ResNet"), torch.tensor([0, 1, 2, 1])
+    probs = lpbnn.predict(frozen, x).members
+    assert probs is not None
+    counted = torch.tensor([0, 1, 3])
+    weights = torch.tensor([1.0, 2.0, 2.0])
+    log_p = probs[:, counted, y[counted]].log()
+    expected = -(log_p * weights).sum() / (3 * weights.sum())
+    torch.testing.assert_close(frozen.loss(x, y)["nll"], expected)
+
+
+def test_a_deterministic_model_has_each_member_once() -> None:
+    assert lpbnn.freeze(build("Mlp", "batchensemble"), samples=4).members == 3
+
+
+def test_what_is_found_for_a_frozen_model_is_not_said_of_the_given_one() -> None:
+    model = build("Mlp")
+    frozen = lpbnn.freeze(model)
+    frozen(inputs("Mlp"))
+    assert frozen.checks
+    assert not model.checks

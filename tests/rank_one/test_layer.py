@@ -21,6 +21,14 @@ LAYERS = {
     "linear-tokens": (lambda: nn.Linear(4, 6, bias=False), (3, 4)),
     "conv1d": (lambda: nn.Conv1d(4, 6, 3, stride=2, padding=1), (4, 9)),
     "conv2d": (lambda: nn.Conv2d(4, 6, 3, padding="same", padding_mode="reflect"), (4, 7, 7)),
+    "conv2d-oblong": (
+        lambda: nn.Conv2d(4, 6, 3, padding=(2, 1), padding_mode="circular"),
+        (4, 5, 7),
+    ),
+    "conv2d-even": (
+        lambda: nn.Conv2d(4, 6, (2, 4), padding="same", padding_mode="reflect"),
+        (4, 7, 9),
+    ),
     "conv2d-grouped": (lambda: nn.Conv2d(4, 6, 3, dilation=2, groups=2, bias=False), (4, 7, 7)),
     "conv2d-depthwise": (lambda: nn.Conv2d(4, 4, 3, groups=4), (4, 7, 7)),
     "conv3d": (lambda: nn.Conv3d(4, 6, (1, 3, 3), padding=(0, 1, 1)), (4, 3, 5, 5)),

@@ -120,3 +120,13 @@ def test_a_batch_too_small_for_a_norm_per_member_is_refused_with_advice(batch: i
     if batch > 1:
         repeated = small(batch_norm="member", batch_mode="repeat")
         assert repeated.loss(x, y)["loss"].isfinite()
+
+
+def test_undo_gives_the_mean_of_the_members_norms() -> None:
+    norm = MemberNorm(nn.BatchNorm1d(2), members=3)
+    for j, inner in enumerate(norm.norms):
+        inner.running_mean += j
+        nn.init.constant_(inner.weight, 1 + 2 * j)
+    plain = norm.restore()
+    assert plain.running_mean.tolist() == [1.0, 1.0]
+    assert plain.weight.tolist() == [3.0, 3.0]

@@ -275,3 +275,25 @@ def test_predictions_that_are_no_numbers_are_told(make: Make, splits: Splits) ->
     next(model.parameters()).data.fill_(torch.nan)
     with pytest.raises(NotFinite, match="800 predicted numbers of 'digits' are NaN or infinite"):
         evaluate(model, splits, make())
+
+
+class NanForBright(nn.Module):
+    """A network whose outputs for bright pictures are no numbers."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.classes = nn.Parameter(torch.randn(classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        bright = x.flatten(1).mean(1) > 1
+        return torch.where(bright[:, None], torch.nan, self.classes.expand(len(x), -1))
+
+
+def test_predictions_for_other_data_that_are_no_numbers_are_told(
+    make: Make, splits: Splits
+) -> None:
+    """As those for the test set are: a run with them is listed as diverged, not ended by an error."""
+    white = Dataset(torch.full_like(splits.test.inputs, 255), splits.test.targets)
+    model = lpbnn.build(NanForBright(splits.num_classes or 0), "mcp")
+    with pytest.raises(NotFinite, match="are NaN or infinite: the model has diverged"):
+        evaluate(model, replace(splits, ood={"white": white}), make())

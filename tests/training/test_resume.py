@@ -13,6 +13,7 @@ import torch
 
 from lpbnn import data
 from lpbnn.data import Splits
+from lpbnn.methods.tradi import TRADI
 from lpbnn.model import UncertainModel
 from lpbnn.training import EvalConfig, Interrupted, OptimConfig, RunConfig, RunError, files
 from lpbnn.training.run import run
@@ -168,3 +169,22 @@ def test_resuming_with_another_config_is_refused(
         run(changed, tmp_path, resume=True, splits=splits)
     harmless = make(evaluate=EvalConfig(samples=2, examples=0), checkpoint_every=2)
     assert run(harmless, tmp_path, resume=True, splits=splits)["evaluate"]["samples"] == 2
+
+
+def test_networks_drawn_after_the_last_epoch_are_those_of_a_run_that_was_not_stopped(
+    make: Make, splits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make("tradi")
+    run(config, tmp_path / "through", splits=splits)
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TRADI, "after_fit", stop)
+        with pytest.raises(Interrupted):
+            run(config, tmp_path / "stopped", splits=splits)
+    torch.randn(3)  # another state of torch's generator
+    run(None, tmp_path / "stopped", resume=True, splits=splits)
+    through, stopped = (RunDir(tmp_path / name).state_dict() for name in ("through", "stopped"))
+    assert same(through, stopped)

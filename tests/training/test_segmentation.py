@@ -21,7 +21,7 @@ from lpbnn.data.augment import Transform, batch_indices, epoch_generator
 from lpbnn.training import AugmentConfig, EvalConfig, RunConfig, ScheduleConfig
 from lpbnn.training.build import DataInfo, build_model
 from lpbnn.training.dataloading import AUGMENTATION, ORDER, TrainLoader
-from lpbnn.training.evaluator import Predictor
+from lpbnn.training.evaluator import NotFinite, Predictor
 from lpbnn.training.loop import fit
 from lpbnn.training.preflight import check_training
 from lpbnn.training.run import load_run, run
@@ -355,3 +355,23 @@ def test_large_pictures_are_predicted_and_timed_a_few_at_a_time(
     assert predictor.batch_size == batch
     assert evaluation._timed(1500, predictor) == timed
     assert evaluation._timed(1, predictor) == 1
+
+
+class NanForBright(nn.Module):
+    """A network whose maps for bright scenes are no numbers."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.classes = nn.Parameter(torch.randn(classes, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        bright = (x.mean((1, 2, 3)) > 1)[:, None, None, None]
+        maps = self.classes.expand(len(x), -1, *x.shape[2:])
+        return torch.where(bright, torch.nan, maps)
+
+
+def test_maps_of_other_scenes_that_are_no_numbers_are_told(make: Make, scenes: Splits) -> None:
+    white = Dataset(torch.full_like(scenes.test[:][0], 255), scenes.test[:][1])
+    model = lpbnn.build(NanForBright(scenes.num_classes or 0), "mcp", task="segmentation")
+    with pytest.raises(NotFinite, match="are NaN or infinite: the model has diverged"):
+        evaluation.evaluate(model, replace(scenes, ood={"white": white}), make(**TINY))

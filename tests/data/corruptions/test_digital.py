@@ -127,3 +127,22 @@ def test_jpeg_is_pillows(severity: int, channels: int, photos: Tensor) -> None:
         picture.save(stream, "JPEG", quality=parameter("jpeg_compression", severity))
         expected = np.asarray(Image.open(stream)).reshape(pixels.shape)
         np.testing.assert_array_equal(got.permute(1, 2, 0).numpy(), expected)
+
+
+class Growing(Draws):
+    """Draws that move every corner of the affine map away from the centre."""
+
+    def uniform(
+        self, *shape: int, low: float = 0.0, high: float = 1.0, dtype: object = None
+    ) -> Tensor:
+        del shape, low, dtype
+        return high * torch.tensor([[[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]]])
+
+
+@pytest.mark.parametrize(("height", "width"), [(12, 32), (32, 12), (16, 16)])
+def test_an_image_of_any_shape_is_deformed_about_its_centre(height: int, width: int) -> None:
+    x = torch.zeros(1, 1, height, width)
+    x[0, 0, height // 2, width // 2] = 1
+    out = digital.elastic_transform(x, (0, 0, 0.08), Growing("key", 1, 1))
+    assert out.flatten().argmax() == x.flatten().argmax()
+    assert out.max() == pytest.approx(1.0, abs=1e-4)
