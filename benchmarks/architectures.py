@@ -550,8 +550,12 @@ def cost(architecture: Architecture) -> dict[str, Any]:
 
 def count(architecture: Architecture) -> dict[str, int]:
     """Return the parameters of the published size, plain and as LP-BNN."""
-    with torch.device("meta"):
-        net = (architecture.published or architecture.make)()
+    make = architecture.published or architecture.make
+    try:
+        with torch.device("meta"):
+            net = make()
+    except NotImplementedError:  # it computes with its weights while it is made
+        net = make()
     plain = sum(p.numel() for p in net.parameters())
     model = build(architecture, net, "lpbnn")
     return {"parameters": sum(p.numel() for p in model.parameters()), "parameters_plain": plain}
