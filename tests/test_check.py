@@ -627,3 +627,21 @@ def test_every_kind_of_call_is_compared(method: str) -> None:
     reference.load_state_dict(model.state_dict())
     reference.checks = {"": CallCheck("loop", False)}
     torch.testing.assert_close(found, lpbnn.predict(reference, (x, other), seed=0).probs)
+
+
+def test_a_string_that_chooses_the_way_through_a_network_is_another_kind_of_call() -> None:
+    class Modes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.head = nn.Linear(5, 6), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor, mode: str = "plain") -> Tensor:
+            h = self.a(x).tanh()
+            return self.head(h + h.flip(0) if mode == "mix" else h)
+
+    model, x = build(Modes(), "batchensemble").eval(), torch.randn(8, 5)
+    model(x, mode="plain")
+    with pytest.warns(UserWarning, match=MIXES):
+        model(x, mode="mix")
+    assert model.call((x,), {"mode": "plain"}).check.execution == "batched"
+    assert model.call((x,), {"mode": "mix"}).check.execution == "loop"

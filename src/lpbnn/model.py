@@ -90,7 +90,10 @@ class UncertainModel(WideBuffers):
         self.net = net
         self.mask_arguments = mask_arguments(self.networks[0])
         self.checks: dict[str, CallCheck] = {}  # by the kind of call
-        self.likelihood = (likelihood or Categorical()).to(output_device(net))
+        # That of the outputs, for a network on several devices.
+        devices = [tensor.device for tensor in (*net.buffers(), *net.parameters())]
+        device = devices[-1] if devices else torch.device("cpu")
+        self.likelihood = (likelihood or Categorical()).to(device)
         self.readout = readout or self.likelihood.read_output
 
     @property
@@ -336,9 +339,3 @@ def noise_scale_value(scale: Any) -> float:
     if not 0 <= value < math.inf:
         raise ValueError(f"noise scale {scale!r}: expected a finite number of at least 0.")
     return value
-
-
-def output_device(net: nn.Module) -> torch.device:
-    """Return the device of the outputs: that of the last parameter, for a network on several devices."""
-    found = [tensor.device for tensor in (*net.buffers(), *net.parameters())]
-    return found[-1] if found else torch.device("cpu")

@@ -160,9 +160,9 @@ class Call:
 
 
 def call_kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Return which arguments a call has: how many dimensions each tensor, and the value of each flag.
+    """Return which arguments a call has: the dimensions of each tensor, the value of each flag or string.
 
-    Calls of one kind take the same way through a network, if its code does not look at sizes or values.
+    Calls of one kind take the same way through a network, if its code does not look at sizes or numbers.
 
     Example:
         >>> call_kind((torch.zeros(8, 5), None), {"mask": torch.zeros(8, 5, 5), "causal": True})
@@ -171,8 +171,8 @@ def call_kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     found = []
     for name, value in (*enumerate(args), *kwargs.items()):
         for leaf in tree_leaves(value):
-            if isinstance(leaf, Tensor | bool):
-                found.append(f"{name}:{leaf if isinstance(leaf, bool) else leaf.dim()}")
+            if isinstance(leaf, Tensor | bool | str):
+                found.append(f"{name}:{leaf.dim() if isinstance(leaf, Tensor) else leaf}")
     return " ".join(found)
 
 

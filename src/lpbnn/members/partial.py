@@ -92,7 +92,7 @@ class ExpansionPoints:
                 return self._run_earlier(module, own, state, few)
         state.expanded = state.expanded or any_examples
         late = state.mode == "repeat" and getattr(module, "expand_in_layers", False)
-        if late and compiling and _expands_in_layers(module):
+        if late and compiling and any(getattr(m, "expands_batch", False) for m in module.modules()):
             return None
         return own.expand(state.count, state.mode)
 
@@ -261,10 +261,6 @@ def _converted(module: nn.Module, is_converted: IsConverted) -> set[nn.Module]:
 
 def _is_called(module: nn.Module) -> bool:
     return not isinstance(module, nn.ModuleList | nn.ModuleDict)  # these have no forward
-
-
-def _expands_in_layers(module: nn.Module) -> bool:
-    return any(getattr(layer, "expands_batch", False) for layer in module.modules())
 
 
 def _may_loop(module: nn.Module, compiling: bool) -> bool:

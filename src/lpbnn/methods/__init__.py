@@ -75,15 +75,17 @@ def _require_contract(module: ModuleType) -> None:
 
 def _modules() -> dict[str, str]:
     """Return the full name of each method's module; a file in this folder comes first."""
-    installed, own = _found()
-    return {**installed, **_registered, **own}
+    return {**_installed(), **_registered, **_own()}
 
 
 @cache
-def _found() -> tuple[dict[str, str], dict[str, str]]:
-    """Return the methods of installed packages, and those of this folder."""
-    installed = {point.name: point.value for point in entry_points(group=GROUP)}
-    return installed, {name: f"{__name__}.{name}" for name in registry.modules(__name__)}
+def _installed() -> dict[str, str]:
+    return {point.name: point.value for point in entry_points(group=GROUP)}
+
+
+@cache
+def _own() -> dict[str, str]:
+    return {name: f"{__name__}.{name}" for name in registry.modules(__name__)}
 
 
 def load(name: str) -> ModuleType:

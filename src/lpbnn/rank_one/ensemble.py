@@ -66,13 +66,13 @@ class RankOneEnsemble(MemberEnsemble):
                 f"the layers have {sorted(counts)} members; one ensemble has one number."
             )
         self.members = counts.pop()
-        late = [
-            module for module in self.net.modules() if getattr(module, "expand_in_layers", False)
-        ]
-        late_layers = {layer for module in late for layer in module.modules()}
         for index, layer in enumerate(self.layers):
-            layer.slot, layer.index = self.slot, index
-            layer.expands_batch = layer in late_layers
+            layer.slot, layer.index, layer.expands_batch = self.slot, index, False
+        for module in self.net.modules():
+            if getattr(module, "expand_in_layers", False):
+                for layer in module.modules():
+                    if isinstance(layer, RankOneLayer):
+                        layer.expands_batch = True
         for norm in found:
             if isinstance(norm, MemberNorm):
                 norm.slot = self.slot

@@ -1,6 +1,7 @@
 """The latent posterior of LP-BNN: r is sampled through a small variational autoencoder per layer."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from lpbnn.rank_one.factors import (
 
 # Layers of equal width (on one device, of one precision) are computed together, the narrowest first.
 WIDTH = ("inputs", "s.device", "s.dtype")
+TENSORS = attrgetter("r", "encoder.weight", "encoder.bias", "decoder.weight", "decoder.bias")
 LARGEST = 2.0  # of D in any direction of the codes; elsewhere it has a standard deviation of 0.5
 
 
@@ -43,7 +45,7 @@ class LatentPosterior(FactorPosterior):
         codes, biases = [], []
         with full_precision(device):
             for group in self.groups:
-                tensors = zip(*(layers[i].tensors() for i in group), strict=True)
+                tensors = zip(*(TENSORS(layers[i]) for i in group), strict=True)
                 r, encoder, bias, decoder, decoder_bias = map(stack_tensors, tensors)
                 # The weight is the left factor: its gradient comes as the parameters lie, not transposed.
                 codes.append(torch.bmm(encoder, ((r - 1) / r.shape[-1] ** 0.5).mT).to(device))
@@ -211,11 +213,6 @@ class LatentFactors(Factors):
             fitted = fit_decoder(self.decoder.weight, mu / latent**0.5, r - 1)
             self.decoder.weight.copy_(fitted)
         self.decoder.weight.requires_grad_(train_decoder)
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Return r, and weight and bias of the encoder and of the decoder."""
-        encoder, decoder = self.encoder, self.decoder
-        return self.r, encoder.weight, encoder.bias, decoder.weight, decoder.bias
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, latent={self.latent}"
