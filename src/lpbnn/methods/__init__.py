@@ -109,7 +109,7 @@ def _blamed(name: str) -> Iterator[None]:
         yield
     except Exception as error:  # their code may fail in any way
         path = _module(name)
-        if path != _found()[0].get(name):
+        if path != _installed().get(name):
             raise
         why = str(error).rstrip(".")
         raise ValueError(
