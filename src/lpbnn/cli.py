@@ -315,7 +315,7 @@ def compare(
     """Compare runs in a table: mean and standard deviation over the seeds of a method and setting.
 
     Args:
-        runs: run folders, folders of run folders (runs/demo), or files that lpbnn keep wrote.
+        runs: run folders, files that lpbnn keep wrote, or folders of either (runs/demo).
         format: for the terminal, a README, a paper (booktabs) or a program.
         legend: print the definitions of the metrics below the table.
     """
@@ -338,7 +338,7 @@ def report(runs: Runs, out: Out = Path("report.html"), title: str | None = None)
     """Write a self-contained HTML page about runs.
 
     Args:
-        runs: run folders, folders of run folders (runs/demo), or files that lpbnn keep wrote.
+        runs: run folders, files that lpbnn keep wrote, or folders of either (runs/demo).
         out: the page; an older one of that name is replaced.
     """
     from lpbnn.report import tell_report
@@ -530,12 +530,13 @@ def _show(runs: list[Path], legend: bool = False) -> None:
 
 
 def _given(runs: tuple[Path, ...], command: str) -> list[Path]:
-    """Return the runs that were named and those in folders of runs, such as runs/demo."""
+    """Return the runs that were named and those in folders of runs, such as runs/demo, kept or not."""
+    from lpbnn.report.ledger import kept_in
     from lpbnn.training.files import runs_under
 
     if not runs:
         raise ValueError(f"no run folder was given. Fix: lpbnn {command} runs/*")
-    return [found for run in runs for found in (runs_under(run) or [run])]
+    return [found for run in runs for found in (runs_under(run) or kept_in(run) or [run])]
 
 
 def _finished(runs: list[Path]) -> list[Path]:

@@ -15,10 +15,11 @@ from report.conftest import SESSION, Make, arrays, info
 from tools.convert_records import convert
 from tools.pack_records import added, pack
 
+from lpbnn.cli import main
 from lpbnn.experiments import published
 from lpbnn.report import comparison, write_report
 from lpbnn.report.formats import markdown
-from lpbnn.report.ledger import found_in, keep, kept, read_ledger
+from lpbnn.report.ledger import found_in, keep, kept, kept_in, read_ledger
 from lpbnn.report.runs import Run, by_setting, chosen, grouped
 from lpbnn.report.tables import severity
 from lpbnn.training import OptimConfig, RunConfig, archive
@@ -50,6 +51,17 @@ def test_a_kept_run_is_the_run(make: Make, ledger: Path) -> None:
     assert entry["sessions"][0]["commit"] == "0123456789abcdef"
     assert entry["conventions"]["score"].startswith("1 - ")
     assert "OOD is the positive class" in entry["conventions"]["aupr"]
+
+
+def test_a_folder_of_kept_runs_can_be_named(
+    make: Make, ledger: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [keep(make("mcp", seed), ledger) for seed in (0, 1)]
+    assert kept_in(ledger) == files
+    assert kept_in(make("lpbnn")) == []
+    assert len(kept_in(RECORDS / "digits-demo")) == 33
+    main(["compare", str(ledger)])
+    assert "MCP n=2" in capsys.readouterr().out
 
 
 def test_keeping_twice_changes_nothing(make: Make, ledger: Path) -> None:

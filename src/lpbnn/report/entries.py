@@ -17,7 +17,6 @@ import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any, Required
 
@@ -103,9 +102,7 @@ class _Entry(TypedDict):
     results: _Results
 
 
-@cache
-def _entry_type() -> TypeAdapter[Any]:
-    return TypeAdapter(_Entry)
+_ENTRY = TypeAdapter(_Entry)
 
 
 def _printable(value: Any) -> Any:
@@ -130,7 +127,7 @@ def content(path: str | Path) -> Entry:
             "this one."
         )
     try:
-        _entry_type().validate_python(entry)
+        _ENTRY.validate_python(entry)
     except ValidationError as error:
         first = error.errors()[0]
         raise RunError(

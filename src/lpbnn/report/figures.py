@@ -489,10 +489,13 @@ def shortened(label: str) -> str:
 @contextmanager
 def _chart(charts: list[Figure], what: str, marks: Sequence[Mark], label: str) -> Iterator[Axes]:
     """Add a chart of several methods: ``what`` above its y axis, every method named at the right."""
-    names = []
-    for mark in marks:
-        name = mark.group.label if len(mark.group.label) < LONGEST else shortened(mark.group.label)
-        names.append((name if len(name) < LONGEST else f"{name[: LONGEST - 2]}…") + mark.more)
+    labels = [mark.group.label for mark in marks]
+    if max(map(len, labels), default=0) >= LONGEST:  # all of them, so that they read alike
+        labels = [shortened(label) for label in labels]
+    names = [
+        (name if len(name) < LONGEST else f"{name[: LONGEST - 2]}…") + mark.more
+        for name, mark in zip(labels, marks, strict=True)
+    ]
     beside = 37 + 5.8 * max(map(len, names), default=0)
     height = max(235, 14 * len(marks) + 70)
     with drawing(440, height, label) as d:

@@ -62,11 +62,18 @@ def read_ledger(folder: str | Path) -> list[Run]:
     return runs
 
 
+def kept_in(folder: Path) -> list[Path]:
+    """The files of kept runs in a folder, which may be in an archive; none of a run folder."""
+    if (folder / CONFIG).exists():
+        return []
+    return [path for path in archive.files(folder, ".json") if _is_kept(path)]
+
+
 def found_in(folder: str | Path) -> list[Run]:
     """The runs of a folder of the ledger, or the finished ones among a folder's run folders."""
     folders = [p for p in Path(folder).glob("*") if (p / CONFIG).is_file()]
     finished = [path for path in folders if RunDir(path).state() == "finished"]
-    if not folders or any(map(_is_kept, Path(folder).glob("*.json"))):
+    if not folders or kept_in(Path(folder)):
         return read_ledger(folder)
     if not finished:
         raise RunError(

@@ -664,8 +664,8 @@ def _score_notes(groups: Sequence[Group]) -> list[str]:
         return []
     task = groups[0].runs[0].data.task
     usual = f"Out-of-distribution score: {score_meaning(task, 'confidence')}"
-    others = [f"{g.label} ({score})" for g in groups if (score := own_score(g)) is not None]
-    return [f"{usual}{'; its own has ' * bool(others)}{', '.join(others)}."]
+    others = [f"; {g.label} has its own ({score})" for g in groups if (score := own_score(g))]
+    return [f"{usual}{''.join(others)}."]
 
 
 def own_score(group: Group) -> str | None:
