@@ -106,6 +106,8 @@ def test_what_a_stored_config_names_is_imported_with_consent_only(
     run = tmp_path / "run"
     config = RunConfig("mcp", **{key: "own_file:shapes"})
     RunDir(run).prepare(config, DataInfo.of(data.load("digits")))
+    finished = {"evaluate": config.to_data()["evaluate"]}
+    RunDir(run).write_results(finished)  # only a finished run is measured again
     for command in (["eval", run], ["predict", run, "a.png"], ["train", "--resume", run]):
         with pytest.raises(SystemExit):
             cli.main([str(word) for word in command])
@@ -116,6 +118,7 @@ def test_what_a_stored_config_names_is_imported_with_consent_only(
     for read in (load_run, reevaluate, lambda folder: train(None, folder, resume=True)):
         with pytest.raises(ValueError, match="would import the Python module"):
             read(run)
+    (run / "results.json").unlink()  # a finished run has nothing to resume
     with pytest.raises(RuntimeError, match="imported"):
         train(None, run, resume=True, trust=True)
 

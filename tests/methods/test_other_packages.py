@@ -86,8 +86,7 @@ def test_a_broken_package_is_named_and_stops_nothing_else(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     others = {"lost": "no_such_module", "empty": "lpbnn.registry", "plain": "lpbnn.methods.mcp"}
-    _, own = methods._found()
-    monkeypatch.setattr(methods, "_found", lambda: (others, own))
+    monkeypatch.setattr(methods, "_installed", lambda: others)
     why = r"'lost' is 'no_such_module' of another package, which cannot be used: .*Fix: repair"
     for use in (methods.load, methods.describe, methods.options):
         with pytest.raises(ValueError, match=why):

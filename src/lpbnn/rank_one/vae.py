@@ -1,7 +1,6 @@
 """The latent posterior of LP-BNN: r is sampled through a small variational autoencoder per layer."""
 
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -24,7 +23,6 @@ from lpbnn.rank_one.factors import (
 
 # Layers of equal width (on one device, of one precision) are computed together, the narrowest first.
 WIDTH = ("inputs", "s.device", "s.dtype")
-TENSORS = attrgetter("r", "encoder.weight", "encoder.bias", "decoder.weight", "decoder.bias")
 LARGEST = 2.0  # of D in any direction of the codes; elsewhere it has a standard deviation of 0.5
 
 
@@ -45,8 +43,12 @@ class LatentPosterior(FactorPosterior):
         codes, biases = [], []
         with full_precision(device):
             for group in self.groups:
-                tensors = zip(*(TENSORS(layers[i]) for i in group), strict=True)
-                r, encoder, bias, decoder, decoder_bias = map(stack_tensors, tensors)
+                same = [layers[i] for i in group]
+                r = stack_tensors([layer.r for layer in same])
+                encoder = stack_tensors([layer.encoder.weight for layer in same])
+                bias = stack_tensors([layer.encoder.bias for layer in same])
+                decoder = stack_tensors([layer.decoder.weight for layer in same])
+                decoder_bias = stack_tensors([layer.decoder.bias for layer in same])
                 # The weight is the left factor: its gradient comes as the parameters lie, not transposed.
                 codes.append(torch.bmm(encoder, ((r - 1) / r.shape[-1] ** 0.5).mT).to(device))
                 biases.append(bias.to(device))
