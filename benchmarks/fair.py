@@ -49,6 +49,7 @@ Probs = dict[str, Tensor]
 # optimizer's, the others are the method's options.
 CANDIDATES: dict[str, tuple[Options, Options]] = {
     "lpbnn": ({"log_variance": -2.0}, {"log_variance": -1.0}),
+    "lpbnn-paper": ({"variant": "paper"}, {"variant": "paper", "init_std": 0.1}),
     "rank1": ({"init_std": 0.1}, {"init": "signs"}),
     "batchensemble": ({"init_std": 0.1}, {"init_std": 0.25}),
     "mcdropout": ({"rate": 0.1}, {"rate": 0.05}),
@@ -124,6 +125,11 @@ class Job:
     def options(self) -> Options:
         return CANDIDATES[self.method][self.candidate]
 
+    @property
+    def library_method(self) -> str:
+        """The name that the library knows: a variant has a row of its own."""
+        return self.method.partition("-")[0]
+
 
 def run_config(plan: Plan, job: Job) -> RunConfig:
     """Return the config of a run; only the method, its setting and the seed differ between runs."""
@@ -136,7 +142,7 @@ def run_config(plan: Plan, job: Job) -> RunConfig:
         schedule = ScheduleConfig("step", milestones=tuple(sorted(steps)))
     cuda = torch.cuda.is_available()
     return RunConfig(
-        method=job.method,
+        method=job.library_method,
         method_options=options,
         backbone=plan.backbone,
         data=plan.data,

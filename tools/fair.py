@@ -17,7 +17,7 @@ from lpbnn.report.runs import title
 
 FOLDER = "fair-cifar10"  # of the archive; the CSV has the same name
 ORDER = (
-    *("mcp", "batchensemble", "mcdropout", "rank1", "meanfield", "edl", "lpbnn"),
+    *("mcp", "batchensemble", "mcdropout", "rank1", "meanfield", "edl", "lpbnn", "lpbnn-paper"),
     "ensemble",
 )
 REFERENCE = "lpbnn"
@@ -82,11 +82,11 @@ def record_rows(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return a row for each noise scale with which a run was measured."""
     config, training = record.get("config", {}), record.get("training", {})
     environment = record["environment"]
-    stage = record["job"].partition("-")[0]
+    stage, _, rest = record["job"].partition("-")  # final-METHOD-CANDIDATE-SEED, ensemble-NUMBER
     own = {
         "run": record["job"],
         "stage": stage,
-        "method": config.get("method", stage),
+        "method": rest.rsplit("-", 2)[0] if config else stage,
         "options": json.dumps(config["method_options"]) if config else "",
         "weight_decay": config.get("optim", {}).get("weight_decay", ""),
         "seed": config.get("seed", ""),
@@ -160,12 +160,22 @@ def by_seed(rows: Sequence[Row], column: Column) -> dict[str, float]:
     return {row["seed"]: float(row[column.key]) for row in rows}
 
 
+def name_of(method: str) -> str:
+    """Return the name of a method of the plan.
+
+    >>> name_of("lpbnn-paper")
+    'LP-BNN (paper)'
+    """
+    base, _, variant = method.partition("-")
+    return f"{title(base)} ({variant})" if variant else title(base)
+
+
 def label(kind: tuple[str, str], rows: Sequence[Row]) -> str:
     """Return a row's name, with the noise scale where it was fitted."""
     method, noise = kind
     if noise == "trained":
-        return title(method)
-    return f"{title(method)}, tau {fmean(float(row['scale']) for row in rows):.2f}"
+        return name_of(method)
+    return f"{name_of(method)}, tau {fmean(float(row['scale']) for row in rows):.2f}"
 
 
 def table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -261,6 +271,6 @@ def trial_table(rows: Sequence[Row]) -> str:
             *(f"{float(row[f'tempered/held_out/{key}']):.4f}" for key in ("nll", "ece")),
             f"{float(row['temperature']):.3f}",
         )
-        lines.append([title(row["method"]), setting, *numbers, "yes" if chosen else ""])
+        lines.append([name_of(row["method"]), setting, *numbers, "yes" if chosen else ""])
     heads = ["method", "setting", "accuracy %", "NLL with T", "ECE with T", "T", "chosen"]
     return table(heads, lines)
