@@ -11,6 +11,7 @@ import pytest
 import torch
 from networks import ResNet, settle
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import lpbnn
 from lpbnn import methods
@@ -37,13 +38,13 @@ def made(method: str) -> lpbnn.UncertainModel:
     return model.eval()
 
 
-def in_threads(call: Callable[[int], Any]) -> list[Any]:
+def in_threads(call: Callable[[int], Any], calls: int = CALLS) -> list[Any]:
     """Return ``call(i)`` for several calls of each thread; all threads start at once."""
     start = threading.Barrier(THREADS)
 
     def work(thread: int) -> list[Any]:
         start.wait()
-        return [call(CALLS * thread + i) for i in range(CALLS)]
+        return [call(calls * thread + i) for i in range(calls)]
 
     with ThreadPoolExecutor(THREADS) as pool:
         return [found for each in pool.map(work, range(THREADS)) for found in each]
@@ -128,5 +129,35 @@ def test_threads_that_predict_in_portions_wait_for_one_comparison() -> None:
     alone = copy.deepcopy(model)
     expected = [lpbnn.predict(alone, x, seed=0).probs for x in inputs]
     found = in_threads(lambda i: lpbnn.predict(model, inputs[i], seed=0, chunk=2).probs)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("method", ["lpbnn", "rank1", "meanfield"])
+def test_recomputed_parts_belong_to_the_thread_that_differentiates(method: str) -> None:
+    """Saliency maps, say, of a network with activation checkpointing: each thread has its own members."""
+
+    class Checkpointed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = torch.nn.Linear(6, 16), torch.nn.Linear(16, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden: Any = checkpoint(lambda x: self.first(x).tanh(), x, use_reentrant=False)
+            return self.last(hidden)
+
+    model = lpbnn.build(Checkpointed(), method, num_data=10).eval()
+    inputs = torch.randn(THREADS * CALLS * 5, 8, 6)
+    model(inputs[0])  # makes the check
+    runs = [next(iter(model.passes(1, model.members))) for _ in inputs]
+
+    def gradient(i: int) -> Tensor:
+        x = inputs[i].clone().requires_grad_()
+        runs[i](x).square().sum().backward(inputs=[x])
+        assert x.grad is not None
+        return x.grad
+
+    expected = [gradient(i) for i in range(len(inputs))]
+    found = in_threads(gradient, calls=CALLS * 5)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)

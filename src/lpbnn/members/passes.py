@@ -85,7 +85,9 @@ class MemberPass:
 
 class _ThreadState(threading.local):
     def __init__(self) -> None:
-        self.current: Any = None  # not of the class: a compiled first pass guards on the instance
+        # Not of the class: a compiled first pass guards on the instance.
+        self.current: Any = None
+        self.replay: Any = None  # a weak reference to the state of the pass being differentiated
 
 
 class PassSlot:
@@ -102,7 +104,6 @@ class PassSlot:
 
     def __init__(self) -> None:
         self._thread = _ThreadState()
-        self._replay: Any = None  # a weak reference to the state of the pass being differentiated
 
     def __reduce__(self) -> Any:
         return PassSlot, ()  # a copy is empty; layers that shared a slot share its copy
@@ -132,7 +133,8 @@ class PassSlot:
             return outputs  # a compiled graph recomputes for itself
 
         def set_replay(gradient: Tensor) -> None:
-            self._replay = weakref.ref(state)
+            # Of this thread: hooks and recomputed parts run where the backward pass does.
+            self._thread.replay = weakref.ref(state)
 
         for output in tree_leaves(outputs):
             if isinstance(output, Tensor) and output.requires_grad:
@@ -146,8 +148,8 @@ class PassSlot:
     def get(self) -> Any:
         """Return the state of the pass under way, or of the one being differentiated, or None."""
         state = self._thread.current
-        if state is None and self._replay is not None:
-            replayed = self._replay()
+        if state is None and self._thread.replay is not None:
+            replayed = self._thread.replay()
             if replayed is not None and backward_is_running():
                 sampled = getattr(replayed, "sampled", None)
                 if backward_is_nested() and getattr(sampled, "has_graph", False):
@@ -157,5 +159,5 @@ class PassSlot:
                         "checkpoint(..., use_reentrant=False)."
                     )
                 return replayed
-            self._replay = None
+            self._thread.replay = None
         return state
