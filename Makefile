@@ -11,9 +11,10 @@ demo: $(READY)
 test: $(READY) lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
-# With the tests marked slow, each of which a quicker one of `make test` covers in part.
+# With the tests marked slow, each of which a quicker one of `make test` covers in part, and with
+# new random examples of the tests that draw theirs.
 test-all: $(READY) lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	HYPOTHESIS_PROFILE=default $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # The documentation site in site/: open site/index.html. Warnings, broken links among them, are errors.
 docs: $(READY)

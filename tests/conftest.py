@@ -10,12 +10,16 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import settings
 from networks import ResNet, settle
 
 import lpbnn
 from lpbnn.members import ensemble, partial
 
 torch.set_num_threads(1)
+# `make test` tries the same examples every time; `make test-all` looks for new ones.
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 @pytest.fixture(autouse=True)

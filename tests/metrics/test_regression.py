@@ -35,7 +35,8 @@ def interval(means: np.ndarray, variances: np.ndarray, tail: float) -> tuple[flo
 def test_equals_distributions_and_searched_quantiles(seed: int, members: int, n: int) -> None:
     means, variances, targets = make(seed, members, n)
     mixture = MixtureSameFamily(
-        Categorical(torch.ones(n, members)), Normal(means.T, variances.sqrt().T)
+        Categorical(torch.ones(n, members, dtype=torch.float64)),
+        Normal(means.T, variances.sqrt().T),
     )
     inside = []
     for mu, var, y in zip(means.T.numpy(), variances.T.numpy(), targets.tolist(), strict=True):
