@@ -8,6 +8,7 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
@@ -110,9 +111,15 @@ def record_rows(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def csv_text(content: Mapping[str, bytes]) -> str:
-    """Return the CSV of the records in an archive."""
+    """Return the CSV of the records in an archive.
+
+    A run that was made again lies in a folder below the first one's, and counts in its place.
+    """
     names = sorted(name for name in content if name.startswith(f"{FOLDER}/"))
-    rows = [row for name in names for row in record_rows(json.loads(content[name]))]
+    latest = {Path(name).name: name for name in sorted(names, key=lambda name: name.count("/"))}
+    rows = [
+        row for _, name in sorted(latest.items()) for row in record_rows(json.loads(content[name]))
+    ]
     columns = list(dict.fromkeys(column for row in rows for column in row))
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, columns, restval="", lineterminator="\n")

@@ -38,6 +38,16 @@ def rows() -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(fair.csv_text(content))))
 
 
+def test_a_run_made_again_counts_in_place_of_the_first() -> None:
+    first, again = record("mcp", 0, 0.9), record("mcp", 0, 0.8)
+    content = {
+        f"{fair.FOLDER}/{first['job']}.json": json.dumps(first).encode(),
+        f"{fair.FOLDER}/again/{again['job']}.json": json.dumps(again).encode(),
+    }
+    only = {f"{fair.FOLDER}/{again['job']}.json": json.dumps(again).encode()}
+    assert fair.csv_text(content) == fair.csv_text(only) != fair.csv_text({})
+
+
 def test_the_interval_is_that_of_a_paired_t_test() -> None:
     first, second = [0.91, 0.92, 0.95, 0.9], [0.9, 0.93, 0.92, 0.88]
     found = fair.paired(
