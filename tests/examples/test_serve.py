@@ -5,6 +5,7 @@ import io
 import json
 import runpy
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -122,7 +123,8 @@ def test_a_connection_can_be_used_again(port: int) -> None:
         ("[1, 2]", 'is not {"inputs"'),
         ('{"x": [[1, 2, 3, 4]]}', 'is not {"inputs"'),
         ('{"inputs": [[1, 2], [3]]}', "ragged"),
-        ('{"inputs": [["a", "b", "c", "d"]]}', "Fix: numbers"),
+        ('{"inputs": [["a", "b", "c", "d"]]}', "numbers alone"),
+        ('{"inputs": [[{}, 0, 0, 0]]}', "Fix: numbers"),
         ('{"inputs": null}', "Fix: numbers"),
         ('{"inputs": [1, 2, 3, 4]}', "[example]"),
         ('{"inputs": [[1, 2, 3]]}', "shape [1, 3]"),
@@ -134,6 +136,8 @@ def test_a_connection_can_be_used_again(port: int) -> None:
         (npy(np.array([{}])), "no .npy file"),
         (npy(np.zeros(1)).replace(b"(1,)", b"(9,)"), "no .npy file"),
         (b"\x93NUMPY", "no .npy file"),
+        (npy(np.zeros(1)).replace(b"{'descr'", b"{{{{{{{{"), "no .npy file"),
+        (json.dumps({"inputs": ["a" * 10_000, *["b"] * 1000]}), "holds strings"),
         (npy(np.zeros((2, 3))), "shape [2, 3]"),
     ],
 )
@@ -152,6 +156,47 @@ def test_bodies_are_bounded_before_they_are_read(port: int) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
         client.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
         assert b"411" in client.recv(1000).split(b"\r\n")[0]
+
+
+def send(port: int, request: bytes) -> bytes:
+    """Return everything that is answered on one connection."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+        client.sendall(request)
+        client.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: client.recv(10_000), b""))
+
+
+HIDDEN = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "headers", "status"),
+    [
+        (b"GET /", b"Content-Length: 36", b"200"),
+        (b"GET /x", b"Content-Length: 36", b"404"),
+        (b"GET /health", b"Transfer-Encoding: chunked", b"200"),
+        (b"POST /predict", b"Transfer-Encoding: chunked\r\nContent-Length: 4", b"411"),
+        (b"POST /predict", b"Content-Length: 4\r\nContent-Length: 5", b"400"),
+        (b"POST /predict", b"Content-Length: " + b"9" * 5000, b"400"),
+    ],
+)
+def test_a_body_is_never_taken_for_another_request(
+    port: int, line: bytes, headers: bytes, status: bytes
+) -> None:
+    """A proxy in front, which reads the same headers in another way, would mix up its clients' answers."""
+    answer = send(port, line + b" HTTP/1.1\r\nHost: x\r\n" + headers + b"\r\n\r\n" + HIDDEN)
+    assert answer.count(b"HTTP/1.1") == 1
+    assert status in answer.split(b"\r\n")[0]
+
+
+def test_a_client_that_leaves_makes_no_noise(port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    linger = struct.pack("ii", 1, 0)  # close resets the connection
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            client.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+    assert ask(port, None, "/health", "GET")[0] == 200
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_a_body_that_breaks_off_is_refused(port: int) -> None:

@@ -160,6 +160,17 @@ def test_the_command_answers_or_exits_with_2(
         assert sorted(folder.parent.iterdir()) == before
 
 
+@pytest.mark.parametrize("part", ["ood", "diversity", "test", "corruption", "train", "calibration"])
+@pytest.mark.parametrize("value", [[], [[]], 3, "x", {"": []}])
+def test_results_of_another_form_are_told(
+    folder: Path, part: str, value: Any, command: Callable[..., int]
+) -> None:
+    foreign(folder)
+    results = json.loads((folder / "results.json").read_bytes())
+    (folder / "results.json").write_text(json.dumps({**results, part: value}))
+    assert command("compare", folder) in (0, 2)
+
+
 def odd(array: np.ndarray, draw: random.Random) -> np.ndarray:
     """Another shape, type or size."""
     ways: tuple[Callable[[], np.ndarray], ...] = (

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
@@ -163,6 +164,16 @@ def test_cut_short_weights_are_told(tmp_path: Path, keep: int) -> None:
     (tmp_path / "weights.safetensors").write_bytes(data[:keep])
     with pytest.raises(RunError, match="damaged or cut short"):
         RunDir(tmp_path).load_weights(nn.Linear(9, 9))
+
+
+@pytest.mark.parametrize(
+    "aliases", ["[]", "null", "3", '"x"', '{"a": []}', '{"a": "b"}', "[" * 10**4, "{", "NaN"]
+)
+def test_weights_with_odd_names_of_shared_tensors_are_told(tmp_path: Path, aliases: str) -> None:
+    state = nn.Linear(2, 2).state_dict()
+    safetensors.torch.save_file(state, tmp_path / "weights.safetensors", {"aliases": aliases})
+    with pytest.raises(RunError, match="damaged or cut short"):
+        RunDir(tmp_path).state_dict()
 
 
 def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:

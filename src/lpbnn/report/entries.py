@@ -71,6 +71,29 @@ class _Cost(TypedDict, total=False):
     device: str | None
 
 
+class _Corruption(TypedDict, total=False):
+    origin: Required[str]
+    frost: Required[str | None]
+    severities: Required[dict[str, Numbers]]
+    ca: float | None
+    ce: float | None
+    nll: float | None
+    brier: float | None
+
+
+class _Conformal(TypedDict, total=False):
+    level: float
+    coverage: float | None
+    size: float | None
+
+
+class _Calibration(TypedDict, total=False):
+    noise_scale: Required[float | None]
+    kind: Required[str]
+    before: Numbers
+    conformal: _Conformal | None
+
+
 class _Results(TypedDict, total=False):
     """What tables and figures read of the results."""
 
@@ -82,9 +105,9 @@ class _Results(TypedDict, total=False):
     ood: Parts
     diversity: Parts
     cost: _Cost | None
-    corruption: dict[str, Any] | None
+    corruption: _Corruption | None
     measured_again: dict[str, Any] | None
-    calibration: dict[str, Any] | None
+    calibration: _Calibration | None
 
 
 class _Config(TypedDict):
@@ -117,7 +140,8 @@ def _printable(value: Any) -> Any:
 def content(path: str | Path) -> Entry:
     """What is known of a run: from its folder, where no weights are needed, or from its file."""
     path = Path(path)
-    entry = _printable(_of_file(path) if is_entry(path) else _of_folder(RunDir(path)))
+    kept = is_entry(path)
+    entry = _printable(_of_file(path) if kept else _of_folder(RunDir(path)))
     results = entry["results"]
     found = results.get("format") if isinstance(results, dict) else None
     if found != RESULTS_FORMAT:
@@ -134,6 +158,8 @@ def content(path: str | Path) -> Entry:
             f"{path} does not fit this version of lpbnn: {'.'.join(map(str, first['loc']))}: "
             f"{first['msg']}. Fix: restore it from a copy, or evaluate the run again."
         ) from error
+    if not kept:
+        entry["conventions"] = _conventions(entry["results"], entry["config"])
     return entry
 
 
@@ -269,7 +295,7 @@ def _of_folder(folder: RunDir) -> Entry:
         "sessions": folder.sessions(),
         "config": config,
         "data": folder.read_json(DATA),
-        "conventions": _conventions(results, config),
+        "conventions": {},  # once the results are known to be some
         "results": results,
     }
 

@@ -127,6 +127,21 @@ def test_an_unfinished_file_is_made_anew(
     assert made == ["contrast"] * 5
 
 
+@pytest.mark.parametrize("text", ['{"colour": 3}', "[1]", "notes", "[" * 10**5, "3"])
+def test_json_of_somebody_else_is_not_overwritten(
+    images: Tensor, tmp_path: Path, text: str
+) -> None:
+    """A config of others may name any folder as the one of the corrupted sets."""
+    (tmp_path / "contrast.json").write_text(text)
+    np.save(tmp_path / "labels.npy", np.arange(5))
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(FileExistsError, match=r"contrast\.json was not written by cached\(\)"):
+        cached(images, tmp_path, names=NAMES)
+    with pytest.raises(FileExistsError, match=r"labels\.npy was not written by cached\(\)"):
+        cached(images, tmp_path, torch.zeros(len(images)), names=["fog"])
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_an_interrupted_run_leaves_no_file_that_counts(
     images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
