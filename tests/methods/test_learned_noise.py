@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import lpbnn
+from lpbnn.draws import PrivateDraws
 from lpbnn.rank_one.vae import LatentFactors, LatentPosterior
 
 
@@ -65,6 +67,23 @@ def test_the_loss_runs_sampled_factors_and_keeps_their_mean() -> None:
     assert (r - mean).abs().max() > 0.01
     assert posterior.center is not None
     torch.testing.assert_close(posterior.center[0][0], mean)
+
+
+@pytest.mark.parametrize("method", ["lpbnn", "rank1"])
+def test_the_noise_scale_multiplies_the_standard_deviation(method: str) -> None:
+    model: Any = lpbnn.build(nn.Linear(3, 2), method, members=2, num_data=100)
+
+    def noise(scale: float) -> Tensor:
+        model.set_noise_scale(scale)
+        with PrivateDraws(0):
+            (drawn,) = model.sample(5).layers
+        ((mean, _),) = model.posterior().mean()
+        return drawn.r - mean.repeat(5, 1)
+
+    whole = noise(1.0)
+    assert whole.abs().max() > 1e-3
+    for scale in (0.0, 0.5, 3.0):
+        torch.testing.assert_close(noise(scale), scale * whole)
 
 
 def test_a_training_loss_draws_with_the_noise_scale() -> None:

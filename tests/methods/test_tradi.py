@@ -160,10 +160,13 @@ def test_a_drawn_member_is_an_ordinary_network(given: bool) -> None:
     torch.testing.assert_close(prediction.probs, prediction.members.mean(0))
 
 
-def test_every_member_has_the_statistics_of_the_data_under_its_own_weights() -> None:
+@pytest.mark.parametrize("sizes", [(7, 7, 2), (5, 3), (2, 9, 4)])
+def test_every_member_has_the_statistics_of_the_data_under_its_own_weights(
+    sizes: tuple[int, ...],
+) -> None:
     """Averages over examples, for any batch sizes, from a generator that can be read only once."""
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 3))
-    model, data = build(net, members=3).double(), batches((1, 8, 8), 7, 7, 2, dtype=torch.float64)
+    model, data = build(net, members=3).double(), batches((1, 8, 8), *sizes, dtype=torch.float64)
     train(model, data)
     before = copy.deepcopy(model.net.state_dict())
 

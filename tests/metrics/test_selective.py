@@ -66,6 +66,15 @@ def test_the_risk_threshold_accepts_as_many_as_it_may(risk: float) -> None:
     assert all(errors[uncertainty <= threshold].mean() > risk for threshold in larger)
 
 
+def test_the_risk_threshold_accepts_examples_of_equal_uncertainty_together() -> None:
+    """A group whose first few would be within the risk, and whose whole is not."""
+    uncertainty = torch.tensor([0.1] * 10 + [0.2] * 10)
+    errors = torch.tensor([0] * 10 + [1] * 10)
+    for risk in (0.1, 0.3, 0.49):
+        assert risk_threshold(uncertainty, errors, risk) == pytest.approx(0.1)
+    assert risk_threshold(uncertainty, errors, 0.5) == pytest.approx(0.2)
+
+
 def test_a_risk_that_cannot_be_reached_names_the_lowest() -> None:
     with pytest.raises(ValueError, match="the lowest is 1. Fix"):
         risk_threshold(torch.rand(5), torch.ones(5), 0.1)

@@ -163,6 +163,25 @@ def test_a_new_calibration_removes_the_old_scores(
     assert RunDir(tmp_path).conformal() is None
 
 
+def test_no_weights_stand_beside_the_scores_of_others(
+    make: Make, held_out: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second calibration is stopped right after its weights were written."""
+    run(make("mcp", **LONG), tmp_path, splits=held_out)
+    calibrate_run(tmp_path, "none", sets="lac", splits=held_out)
+    write = RunDir.save_weights
+
+    def stopped(folder: RunDir, model: torch.nn.Module) -> None:
+        write(folder, model)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunDir, "save_weights", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        calibrate_run(tmp_path, sets="lac", splits=held_out)
+    assert load_run(tmp_path).model.likelihood.scaling is not None
+    assert RunDir(tmp_path).conformal() is None
+
+
 def test_sets_of_pixels_come_from_some_of_each_map(tmp_path: Path) -> None:
     config = RunConfig(
         "mcp",

@@ -4,6 +4,7 @@ import copy
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from lpbnn.predict import Prediction
 from lpbnn.training import RunConfig
 from lpbnn.training.build import DataInfo, build_model
 from lpbnn.training.config import EvalConfig
-from lpbnn.training.distributed import Ranks
+from lpbnn.training.distributed import Ranks, launch
 from lpbnn.training.evaluator import (
     HISTOGRAM_BINS,
     Evaluator,
@@ -23,6 +24,7 @@ from lpbnn.training.evaluator import (
     Predictor,
     SegmentationEvaluator,
     make_evaluator,
+    validate,
 )
 
 WORLD = 3
@@ -117,6 +119,18 @@ def test_a_share_that_is_no_number_is_seen_by_all() -> None:
         for evaluator in pool.map(share, range(WORLD)):
             with pytest.raises(NotFinite, match="the model has diverged"):
                 evaluator.metrics()
+
+
+def test_a_validation_draws_each_member_once() -> None:
+    """However many draws the evaluation at the end takes."""
+    splits = data.load("digits")
+    small = replace(splits, val=splits.val.take(slice(60)))
+    config = RunConfig("lpbnn", device="cpu", backbone="mlp", backbone_options={"hidden": (8,)})
+    model = build_model(config, DataInfo.of(splits))
+    fabric = launch(config, alone=True)
+    once = validate(model, small, config, fabric)
+    many = replace(config, evaluate=EvalConfig(samples=5))
+    assert validate(model, small, many, fabric) == once
 
 
 VOID, STRANGE = 255, 9

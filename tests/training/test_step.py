@@ -17,10 +17,10 @@ from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.model import UncertainModel
 from lpbnn.training import RunConfig
 from lpbnn.training.build import DataInfo, build_model
-from lpbnn.training.config import OptimConfig
+from lpbnn.training.config import OptimConfig, ScheduleConfig
 from lpbnn.training.distributed import launch
 from lpbnn.training.loop import fit
-from lpbnn.training.step import Step, TrainStep, make_optimizer
+from lpbnn.training.step import Step, TrainStep, factor, make_optimizer
 
 Make = Callable[..., RunConfig]
 EPOCHS = 4
@@ -75,6 +75,12 @@ def test_what_before_epoch_changes_in_the_loss_is_in_buffers(
         torch.manual_seed(0)
         losses.append(one.loss(x, y)["loss"])
     assert torch.equal(*losses)
+
+
+def test_the_rate_falls_as_a_power_of_what_is_left() -> None:
+    schedule = ScheduleConfig("poly", power=2.0)
+    found = [factor(schedule, step, steps_per_epoch=5, epochs=2) for step in range(10)]
+    assert found == pytest.approx([(1 - step / 10) ** 2 for step in range(10)])
 
 
 class TwoViews(nn.Module):
