@@ -1,5 +1,6 @@
 """Predictions of many batches, and what a prediction can be turned into and made of."""
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lpbnn
-from lpbnn.likelihoods import Categorical, Gaussian
+from lpbnn.likelihoods import Categorical, Gaussian, MultiHead
 from lpbnn.predict import Prediction, predict
 
 NAMES = ("average", "aleatoric", "epistemic", "total", "ood_score")
@@ -101,6 +102,42 @@ def test_only_one_batch_of_inputs_is_alive_at_a_time(small_model: lpbnn.Uncertai
     assert len(alive) == 5
 
 
+def test_few_parts_are_alive_at_a_time(small_model: lpbnn.UncertainModel) -> None:
+    """Thousands of small tensors among the large ones of the passes break the memory into pieces."""
+    largest = 0
+
+    def stream() -> Any:
+        nonlocal largest
+        for _ in range(60):
+            alive = sum(type(each) is Prediction for each in gc.get_objects())
+            largest = max(largest, alive)
+            yield torch.randn(2, 5)
+
+    assert len(predict(small_model, stream()).probs) == 120
+    assert largest <= 8  # 1 + log2(60), and what is being joined
+
+
+def test_batches_of_growing_and_falling_size_keep_their_order() -> None:
+    model, sizes = lpbnn.build(small(), "mcp"), [1, 1, 5, 2, 2, 9, 1, 3, 1]
+    x = torch.randn(sum(sizes), 5)
+    check_equal(predict(model, iter(x.split(sizes))), predict(model, x))
+
+
+class Batches:
+    """An iterable that is no iterator and no DataLoader, as the loaders of other libraries are."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    def __iter__(self) -> Any:
+        return iter(self.x.split(4))
+
+
+def test_any_iterable_of_batches_is_predicted(small_model: lpbnn.UncertainModel) -> None:
+    x = torch.randn(10, 5)
+    check_equal(predict(small_model, Batches(x), seed=1), predict(small_model, x, seed=1))
+
+
 # What a prediction can be turned into
 
 
@@ -134,6 +171,16 @@ def test_outputs_give_the_prediction_of_the_model(small_model: lpbnn.UncertainMo
     assert Prediction.from_outputs(frozen(x), keep_members=False).members is None
 
 
+def test_outputs_of_heads_give_a_prediction_each() -> None:
+    likelihood = MultiHead({"kind": Categorical(), "size": Gaussian()})
+    outputs = {"kind": torch.randn(3, 4, 5), "size": torch.randn(3, 4, 2)}
+    found: Any = Prediction.from_outputs(outputs, likelihood)
+    for name, head in likelihood.heads.items():
+        check_equal(found[name], Prediction.from_outputs(outputs[name], head))
+    with pytest.raises(ValueError, match="outputs of each head: kind, size"):
+        Prediction.from_outputs(outputs["kind"], likelihood)
+
+
 # Bad input
 
 
@@ -158,8 +205,40 @@ def test_batches_of_wrong_structure_are_refused(small_model: lpbnn.UncertainMode
         predict(small_model, TensorDataset(x))
     with pytest.raises(TypeError, match=r"got a list of 2. Fix: batch\[0\] of a pair"):
         predict(small_model, [x, torch.zeros(4)])
-    with pytest.raises(ValueError, match="outputs of members"):
-        Prediction.from_outputs(torch.zeros(3))
+    for wrong in (range(3), iter(["a"]), iter([None]), np.zeros((4, 5))):
+        with pytest.raises(TypeError, match="expected a tensor of inputs"):
+            predict(small_model, wrong)
+
+
+def test_an_error_names_the_batch_and_the_keys_of_a_mapping() -> None:
+    model, x = lpbnn.build(small(), "mcp"), torch.randn(4, 5)
+    with pytest.raises(RuntimeError, match="This is batch 1, counted from 0"):
+        predict(model, iter([x, x[:, :3]]))
+    batch = {"input": x, "labels": torch.zeros(4)}
+    with pytest.raises(TypeError, match="keys 'input', 'labels' are the network's keywords. Fix:"):
+        predict(model, DataLoader([batch], batch_size=None))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "error", "message"),
+    [
+        (torch.zeros(3), ValueError, "outputs of members"),
+        (torch.zeros(3, 4, 5).long(), TypeError, "got torch.int64"),
+        ("logits.npy", TypeError, "got str"),
+        ({"kind": torch.zeros(3, 4, 5)}, TypeError, "got dict"),
+        (torch.full((3, 4, 5), torch.nan), ValueError, "4 of 4 examples are NaN"),
+    ],
+)
+def test_outputs_that_are_none_are_refused(outputs: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        Prediction.from_outputs(outputs)
+
+
+def test_outputs_that_are_not_finite_are_marked_on_request() -> None:
+    outputs = torch.zeros(3, 4, 5)
+    outputs[0, 1] = torch.nan
+    p = Prediction.from_outputs(outputs, allow_not_finite=True)
+    assert p.ood_score.isinf().tolist() == [False, True, False, False]
 
 
 class WithTable(nn.Module):

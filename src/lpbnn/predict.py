@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import chain
@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.draws import private_draws, seed_from
+from lpbnn.extras import missing
 from lpbnn.likelihoods import Categorical, Likelihood, MultiHead, Summary
 from lpbnn.members.call import Call, as_call
 from lpbnn.members.partial import raise_with_advice
@@ -211,17 +212,22 @@ class Prediction:
 
     @staticmethod
     def from_outputs(
-        outputs: Any, likelihood: Likelihood | None = None, keep_members: bool = True
+        outputs: Any,
+        likelihood: Likelihood | None = None,
+        keep_members: bool = True,
+        allow_not_finite: bool = False,
     ) -> "Prediction":
         """Return the prediction that follows from outputs of members, for example those of an ONNX graph.
 
         A score that a method has of its own is not part of it.
 
         Args:
-            outputs: (S, B, ...), a tensor or an array.
+            outputs: (S, B, ...), a tensor or an array; of several heads a mapping of them, which gives a
+                dict of predictions.
             likelihood: by default ``Categorical()``. The outputs of a frozen model go with the likelihood
                 of that model: they are calibrated already.
             keep_members: False drops the members.
+            allow_not_finite: as in ``predict``.
 
         Example:
             >>> import lpbnn
@@ -234,7 +240,25 @@ class Prediction:
             True
         """
         likelihood = likelihood or Categorical()
-        outputs = torch.as_tensor(outputs)
+        if isinstance(likelihood, MultiHead):
+            if not isinstance(outputs, Mapping) or set(outputs) != set(likelihood.heads):
+                raise ValueError(
+                    f"expected a mapping with the outputs of each head: {', '.join(likelihood.heads)}."
+                )
+            options = {"keep_members": keep_members, "allow_not_finite": allow_not_finite}
+            return {  # type: ignore[return-value]  # as in predict
+                name: Prediction.from_outputs(outputs[name], head, **options)
+                for name, head in likelihood.heads.items()
+            }
+        given = type(outputs).__name__
+        with suppress(TypeError, ValueError, RuntimeError):
+            outputs = torch.as_tensor(outputs)
+        if not isinstance(outputs, Tensor) or not outputs.is_floating_point():
+            given = str(outputs.dtype) if isinstance(outputs, Tensor) else given
+            raise TypeError(
+                f"expected outputs of members, floating-point numbers (S, B, ...); got {given}. Fix: a tensor "
+                "or an array."
+            )
         if outputs.dim() < 2 or not len(outputs):
             raise ValueError(
                 f"expected outputs of members (S, B, ...), got {tuple(outputs.shape)}. Fix: "
@@ -242,7 +266,7 @@ class Prediction:
             )
         sums = StripSums(likelihood, keep_members)
         sums.add(likelihood.summary(outputs), None)
-        return sums.finish()
+        return flag_not_finite(sums.finish(), None, allow_not_finite)
 
     def _tensors(self) -> dict[str, Tensor]:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -285,7 +309,7 @@ def predict(
             directly. It runs in evaluation mode and gets its modes back.
         x: the inputs: a tensor, a tuple of arguments or a mapping of keywords. One of them is cut into
             parts with the batch if its first dimension is that of the first. Or a ``DataLoader``, a
-            generator or another iterator of batches, each of them inputs or a pair (inputs, targets): they
+            generator or another iterable of batches, each of them inputs or a pair (inputs, targets): they
             are moved to the model's device and predicted one after the other, by the same members if there
             is a seed, and the results are joined on the CPU.
         samples: draws of each of the J members; S = samples * J.
@@ -312,7 +336,7 @@ def predict(
         >>> tuple(p.probs.shape), tuple(p.members.shape), tuple(p.epistemic.shape)
         ((5, 3), (4, 5, 3), (5,))
     """
-    if isinstance(x, DataLoader | Iterator):
+    if holds_batches(x):
         keep = bool(keep_members)
         options: dict[str, Any] = {"samples": samples, "chunk": chunk, "keep_members": keep}
         options["allow_not_finite"] = allow_not_finite
@@ -372,23 +396,64 @@ def _predict_batches(
 ) -> Prediction:
     """Predict batch after batch; what was predicted lies on the CPU."""
     if progress:
-        from rich.progress import track
+        try:
+            from rich.progress import track
+        except ModuleNotFoundError as error:
+            raise missing(error) from error
 
         size = len(batches) if isinstance(batches, Sized) else None
         batches = track(batches, "predict", total=size)
-    found: list[dict[str, Prediction]] = []
-    for batch in batches:
+    found: dict[str, list[Prediction]] = {}
+    for number, batch in enumerate(batches):
         x = inputs_of(batch)
         x = tuple(x) if isinstance(x, list) else x  # a DataLoader makes lists of tuples
-        p: Any = predict(model, to_device(x, model), **options)
-        heads = p if isinstance(p, dict) else {"": p}
-        found.append({name: head.cpu() for name, head in heads.items()})
+        try:
+            p: Any = predict(model, to_device(x, model), **options)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise_with_advice(_batch_advice(number, x), error)
+        for name, head in (p if isinstance(p, dict) else {"": p}).items():
+            _append(found.setdefault(name, []), head.cpu())
     if not found:
         raise ValueError(
             "there are no batches. Fix: a generator can be read only once; make a new one."
         )
-    joined = {name: Prediction.cat([heads[name] for heads in found]) for name in found[0]}
+    joined = {name: Prediction.cat(parts) for name, parts in found.items()}
     return joined.get("", joined)  # type: ignore[return-value]
+
+
+def holds_batches(x: Any) -> bool:
+    """Return True for a ``DataLoader`` and for any other iterable that is not the inputs of one call.
+
+    Example:
+        >>> holds_batches(iter([])), holds_batches(torch.zeros(2)), holds_batches((1, 2))
+        (True, False, False)
+    """
+    if isinstance(x, DataLoader | Iterator):
+        return True
+    inputs = Tensor | tuple | list | Mapping | Dataset | str | bytes
+    return isinstance(x, Iterable) and not isinstance(x, inputs) and not hasattr(x, "__array__")
+
+
+def _append(parts: list[Prediction], part: Prediction) -> None:
+    """Append a part, and join the last parts while that doubles them.
+
+    Thousands of small tensors, each allocated between the large ones of a pass, would leave memory in
+    pieces that no later pass can use: forty times the size of the predictions was seen.
+    """
+    parts.append(part)
+    while len(parts) > 1 and len(parts[-1].average) >= len(parts[-2].average):
+        last = parts.pop()
+        parts[-1] = Prediction.cat([parts[-1], last])
+
+
+def _batch_advice(number: int, x: Any) -> str:
+    advice = f"This is batch {number}, counted from 0."
+    if isinstance(x, Mapping):
+        advice += (
+            f" Its keys {', '.join(map(repr, x))} are the network's keywords. Fix: a generator that leaves out "
+            "the others, for example ({'x': batch['x']} for batch in loader)."
+        )
+    return advice
 
 
 def inputs_of(batch: Any) -> Any:

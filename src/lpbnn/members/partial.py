@@ -311,7 +311,7 @@ def raise_with_advice(advice: str, error: Exception) -> NoReturn:
 
     Errors of a special kind, for example out of memory, are what other code looks for: they get a note.
     """
-    if advice and type(error) in (RuntimeError, ValueError):
+    if advice and type(error) in (RuntimeError, TypeError, ValueError):
         raise type(error)(f"{error}\n{advice}") from error
     if advice:
         error.add_note(advice)
