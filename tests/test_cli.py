@@ -174,11 +174,22 @@ def test_ls_fits_80_columns_and_names_the_nearest_method(
 
 
 def test_help_reads(capsys: pytest.CaptureFixture[str]) -> None:
-    for args in (["--help"], ["train", "--help"], ["experiment", "--help"], ["predict", "--help"]):
+    commands = ("train", "eval", "experiment", "predict", "bench")
+    for args in (["--help"], *([command, "--help"] for command in commands)):
         with pytest.raises(SystemExit) as stopped:
             lpbnn(*args)
         assert stopped.value.code == 0
-        assert "usage: lpbnn" in capsys.readouterr().out
+        shown = capsys.readouterr().out
+        assert "usage: lpbnn" in shown
+        assert "``" not in shown
+
+
+def test_help_lists_a_command_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        lpbnn("--help")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Every method on scikit-learn's digits" in shown
+    assert "Nothing is downloaded" not in shown
 
 
 def test_train_compare_report_predict(
@@ -296,7 +307,13 @@ def test_a_wrong_option_names_the_right_one(capsys: pytest.CaptureFixture[str]) 
     assert "optim.lr is -1.0; expected a number greater than 0" in said
     assert "tyro" not in said
     assert "lpbnn train --help" in said
-    assert "stability" in failing(capsys, "experiment", "stabilty")
+
+
+def test_a_wrong_command_names_the_right_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "unknown command 'trian'. Did you mean 'train'?" in failing(capsys, "trian")
+    said = failing(capsys, "experiment", "stabilty")
+    assert "unknown experiment 'stabilty'. Did you mean 'stability'?" in said
+    assert "Fix: lpbnn train --method lpbnn" in failing(capsys, "train", "lpbnn")
 
 
 def test_bad_folders_and_files(
@@ -304,6 +321,8 @@ def test_bad_folders_and_files(
 ) -> None:
     missing = tmp_path / "none"
     assert "none" in failing(capsys, "compare", missing)
+    said = failing(capsys, "train", "--config", missing)
+    assert "none could not be read: No such file or directory. Fix: check the path" in said
     assert "none" in failing(capsys, "predict", missing, image)
     assert "none" in failing(capsys, "train", "--resume", missing)
     assert "no such file" in failing(capsys, "predict", trained, tmp_path / "no.png")

@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 from tyro.conf import Positional, Suppress, arg
 
-from lpbnn import experiments, methods, source
+from lpbnn import experiments, methods, registry, source
 from lpbnn.training import EvalConfig, Interrupted, RunConfig
 from lpbnn.training.files import printable
 from lpbnn.training.options import (
@@ -144,6 +144,8 @@ def train(
 
 def _train(args: list[str]) -> Callable[..., None]:
     """Return ``train`` with the options of the method, backbone and data set that the arguments name."""
+    if args and not args[0].startswith("-"):
+        raise ValueError(f"{args[0]!r} is no option. Fix: lpbnn train --method {args[0]}")
     start = Start.of(args)
     types = {kind: type(options) for kind, options in start.options.items()}
     train.__annotations__.update(types)
@@ -425,7 +427,7 @@ def bench(
     """Measure time and memory of each method on a network, relative to the plain network.
 
     Args:
-        methods: names of ``lpbnn ls``.
+        methods: names that lpbnn ls lists.
         members: number of members of the methods that have them.
     """
     from lpbnn.training.bench import bench
@@ -471,7 +473,7 @@ def main(args: list[str] | None = None) -> None:
 def _commands(args: list[str]) -> dict[str, Callable[..., Any]]:
     return {
         "ls": ls,
-        "train": _train(args[1:]) if args[:1] == ["train"] else _documented(train.__doc__ or ""),
+        "train": _train(args[1:]) if args[:1] == ["train"] else _listed(train.__doc__ or ""),
         "eval": _evaluate(args[1:]) if args[:1] == ["eval"] else evaluate,
         "calibrate": calibrate,
         "export": export,
@@ -482,7 +484,7 @@ def _commands(args: list[str]) -> dict[str, Callable[..., Any]]:
         "predict": predict,
         "data": data,
         "demo": _experiments(args)["demo"],
-        "experiment": _documented(EXPERIMENT),
+        "experiment": _listed(EXPERIMENT),
         "bench": bench,
     }
 
@@ -492,23 +494,25 @@ def _experiments(args: list[str]) -> dict[str, Callable[..., Any]]:
     return {
         name: experiments.command(name, console)
         if args[:1] == [name]
-        else _documented(experiments.text(name))
+        else _listed(experiments.describe(name))
         for name in experiments.names()
     }
 
 
-def _documented(doc: str) -> Callable[[], None]:
-    """Return a command that is listed with ``doc`` and never called."""
+def _listed(doc: str) -> Callable[[], None]:
+    """Return a command that is listed with the first paragraph of ``doc`` and never called."""
 
     def listed() -> None: ...
 
-    listed.__doc__ = doc
+    listed.__doc__ = doc.partition("\n\n")[0]
     return listed
 
 
 def _run_command(
     commands: dict[str, Callable[..., Any]], args: list[str], prog: str, description: str | None
 ) -> None:
+    if args and args[0] not in commands and not args[0].startswith("-"):
+        raise registry.unknown(prog.removeprefix("lpbnn").strip() or "command", args[0], commands)
     for command in commands.values():
         function = command.func if isinstance(command, partial) else command
         # tyro keeps the line breaks of an argument's description.

@@ -80,7 +80,7 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """The learning rate along training, as a factor of ``optim.lr``."""
+    """The learning rate along training, as a factor of optim.lr."""
 
     name: Literal["constant", "step", "cosine", "poly"] = "cosine"
     warmup: NonNegativeFloat = 0.0
@@ -177,11 +177,11 @@ class RunConfig:
     """
 
     method: str = "lpbnn"
-    """One of those that ``lpbnn ls`` lists."""
+    """One of those that lpbnn ls lists."""
     method_options: Suppress[dict[str, Any]] = field(default_factory=dict)
     """The method's own options (its ``Config``); ``num_data`` is filled in."""
     backbone: str = "small-cnn"
-    """The network; ``mlp`` for vectors (diabetes, cubic)."""
+    """The network; mlp for vectors (diabetes, cubic)."""
     backbone_options: Suppress[dict[str, Any]] = field(default_factory=dict)
     data: str = "digits"
     """The data set; digits, diabetes and cubic need no files, folder has pictures of your own,

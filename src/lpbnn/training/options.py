@@ -160,6 +160,11 @@ def read_config(path: Path) -> RunConfig:
         content = read_bytes(path) if archive.locate(path) else path.read_bytes()
         data = yaml.load(content, Loader) or {}
         return from_data(RunConfig, data["config"] if "ledger" in data else data)
+    except OSError as error:
+        raise ValueError(
+            f"{path} could not be read: {error.strerror}. Fix: check the path; lpbnn train --print-config "
+            "prints such a file."
+        ) from error
     except (ValueError, TypeError, yaml.YAMLError) as error:
         raise ValueError(f"{path} is no config: {error}") from error
 
@@ -242,7 +247,7 @@ class Setup:
     """A network, the shape of its batches, and how they are run and timed."""
 
     backbone: str = "resnet18"
-    """A network of ``lpbnn ls``, or MODULE:NAME for one of your own (docs/howto/own-data.md)."""
+    """A network of lpbnn ls, or MODULE:NAME for one of your own (docs/howto/own-data.md)."""
     input: tuple[int, ...] = (3, 32, 32)
     """Shape of one example: channels, height and width; or the length of a vector."""
     classes: int = 10
@@ -251,7 +256,7 @@ class Setup:
     """Examples of one prediction; left out: as many as in training."""
     mode: Mode | None = None
     """graph: the training step replayed as a CUDA graph. compiled: by torch.compile, and replayed on a GPU.
-    Left out: what ``lpbnn train`` does, graph on a GPU and eager on a CPU."""
+    Left out: what lpbnn train does, graph on a GPU and eager on a CPU."""
     predict: bool = True
     """Measure prediction too."""
     samples: int = 1
