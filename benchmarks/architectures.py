@@ -28,9 +28,9 @@ from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_map_only
 
 import lpbnn
+from lpbnn.bench.measure import interleaved
 from lpbnn.members.call import as_call
 from lpbnn.members.ensemble import MemberEnsemble
-from lpbnn.training.bench import interleaved
 from lpbnn.training.environment import environment
 from lpbnn.training.files import read_json, write_json
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from lpbnn.bench.measure import PLAIN, Setup, build_model
 from lpbnn.model import UncertainModel
 from lpbnn.predict import predict
-from lpbnn.training.bench import PLAIN, Setup, build_model
 
 META = torch.device("meta")
 

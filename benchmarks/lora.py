@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import lpbnn
-from lpbnn.training.bench import interleaved
+from lpbnn.bench.measure import interleaved
 from lpbnn.training.environment import environment
 from lpbnn.training.files import read_json, write_json
 

@@ -10,9 +10,10 @@ import torch
 from torch.utils.benchmark import set_torch_threads
 
 from lpbnn import backbones
-from lpbnn.training.bench import Row, Setup, measurements
+from lpbnn.bench.measure import Row, Setup, measurements
+from lpbnn.report.archive import read_json
 from lpbnn.training.environment import environment
-from lpbnn.training.files import RunError, read_json, write_json
+from lpbnn.training.files import RunError, write_json
 
 Record = dict[str, Any]
 FORMAT = 1

@@ -10,9 +10,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from benchmarks.networks import Record
+from lpbnn.bench import measure as bench
+from lpbnn.bench.measure import PLAIN, Row, Setup, ratio
 from lpbnn.report.runs import title
-from lpbnn.training import bench
-from lpbnn.training.bench import PLAIN, Row, Setup, ratio
 
 COLUMNS = bench.COLUMNS | {
     "predict_bytes": ("predict, MiB", 2**20),

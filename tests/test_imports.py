@@ -21,7 +21,7 @@ LEVELS = [
     {"methods", "build"},
     {"calibration", "estimators", "export", "plots"},
     {"training"},
-    {"experiments", "report", "testing"},
+    {"bench", "experiments", "report", "testing"},
     {"cli", "__main__"},
 ]
 

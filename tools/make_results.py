@@ -14,9 +14,9 @@ from tools import fair
 from tools.make_tables import RESULTS, ROOT, TABLES, read_csv, value_of
 
 from benchmarks.tables import COSTS, TABLE_3
+from lpbnn.bench.measure import ratio
 from lpbnn.experiments import diversity, stability, table1, table2
 from lpbnn.report.runs import title
-from lpbnn.training.bench import ratio
 
 PAGE = ROOT / "docs" / "results" / "paper.md"
 TEMPLATE = Path(__file__).with_name("results_template.md")

@@ -14,7 +14,7 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from lpbnn.training.archive import files, members
+from lpbnn.report.archive import files, members
 from lpbnn.training.files import write_atomic
 
 ROOT = Path(__file__).parents[1]

@@ -17,9 +17,9 @@ from lpbnn import backbones
 from lpbnn.backbones._decoder import ASPP, StandardisedConv2d, Style
 from lpbnn.backbones.deeplab import DeepLab, Encoder
 from lpbnn.backbones.resnet import DEPTHS, Trunk
+from lpbnn.cli.options import Start, with_options
 from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.training.config import RunConfig
-from lpbnn.training.options import Start, with_options
 
 GROUPS: dict[str, Any] = {"norm": "group", "standardise": True}
 VARIANTS = [{}, {"separable": True}, GROUPS, {**GROUPS, "separable": True}]

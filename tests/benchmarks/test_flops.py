@@ -8,7 +8,7 @@ from torch import nn
 from benchmarks.__main__ import main
 from benchmarks.flops import parameters, predict_operations, train_operations
 from lpbnn import backbones
-from lpbnn.training.bench import Setup
+from lpbnn.bench import Setup
 
 LATENT = 32
 STREET = Setup(

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import networks, tables
 from benchmarks.__main__ import main
 from benchmarks.networks import Record, measure
-from lpbnn.training.bench import Bench, Row, Setup, ratio
+from lpbnn.bench.measure import Bench, Row, Setup, ratio
 
 SMALL = ("--device", "cpu", "--mode", "eager", "--repeats", "2", "--batch", "4")
 QUICK = ("networks", "--backbone", "small-cnn", "--input", "3", "8", "8", *SMALL)

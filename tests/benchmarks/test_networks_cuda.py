@@ -7,8 +7,7 @@ import torch
 
 from benchmarks import networks
 from benchmarks.networks import METHODS, Record, measure
-from lpbnn.training.bench import Setup
-from lpbnn.training.options import Mode
+from lpbnn.bench import Mode, Setup
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 

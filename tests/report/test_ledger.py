@@ -16,16 +16,16 @@ from tools.convert_records import convert
 from tools.pack_records import added, pack
 
 from lpbnn.cli import main
+from lpbnn.cli.options import read_config
 from lpbnn.experiments import published
-from lpbnn.report import comparison, write_report
+from lpbnn.report import archive, comparison, write_report
 from lpbnn.report.formats import markdown
 from lpbnn.report.ledger import found_in, keep, kept, kept_in, read_ledger
 from lpbnn.report.runs import Run, by_setting, chosen, grouped
 from lpbnn.report.tables import severity
-from lpbnn.training import OptimConfig, RunConfig, archive
+from lpbnn.training import OptimConfig, RunConfig
 from lpbnn.training.build import resolved
-from lpbnn.training.files import RunError, read_json
-from lpbnn.training.options import read_config
+from lpbnn.training.files import RunError
 from lpbnn.training.rundir import RunDir
 
 RECORDS = Path(__file__).parents[2] / "results" / "records.tar.xz"
@@ -292,13 +292,13 @@ def test_a_removed_option_that_was_off_makes_no_other_run(
 def test_committed_records_have_the_names_of_today() -> None:
     """``tools/convert_records.py`` has nothing left to do."""
     for path in archive.files(RECORDS, ".json", deep=True):
-        record = read_json(path)
+        record = archive.read_json(path)
         assert "ledger" not in record or convert(record) is record, path
 
 
 def test_every_committed_record_is_in_a_table() -> None:
     paths = archive.files(RECORDS, ".json", deep=True)
-    folders = {path.parent for path in paths if "ledger" in read_json(path)}
+    folders = {path.parent for path in paths if "ledger" in archive.read_json(path)}
     assert len(folders) == 12
     parts = [part for folder in folders for part in by_setting(read_ledger(folder)).values()]
     assert len(parts) == 19

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from report.conftest import METHODS, Make, arrays, examples, info
 
+from lpbnn.cli.options import read_config
 from lpbnn.report import PaperTable, write_report
 from lpbnn.report.colours import colour_of
-from lpbnn.training.options import read_config
 from lpbnn.training.rundir import RunDir
 
 EVIL = "</title></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"

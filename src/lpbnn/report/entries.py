@@ -25,15 +25,8 @@ from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from lpbnn.metric_info import METRICS
-from lpbnn.training import archive
-from lpbnn.training.files import (
-    RunError,
-    printable,
-    read_arrays,
-    read_bytes,
-    read_json,
-    require_name,
-)
+from lpbnn.report import archive
+from lpbnn.training.files import RunError, printable, read_arrays
 from lpbnn.training.rundir import CONFIG, DATA, LOG, PREDICTIONS, RunDir
 
 FORMAT = 1
@@ -176,7 +169,7 @@ def arrays(path: Path) -> dict[str, np.ndarray]:
     beside = path.with_suffix(".npz")
     if not archive.exists(beside):
         return {}
-    return read_arrays(read_bytes(beside), str(beside), "keep the run again")
+    return read_arrays(archive.read_bytes(beside), str(beside), "keep the run again")
 
 
 @contextmanager
@@ -301,7 +294,7 @@ def _of_folder(folder: RunDir) -> Entry:
 
 
 def _of_file(path: Path) -> Entry:
-    entry = read_json(path)
+    entry = archive.read_json(path)
     lacking = [part for part in PARTS if not isinstance(entry, dict) or part not in entry]
     if lacking:
         raise RunError(
@@ -315,6 +308,23 @@ def _of_file(path: Path) -> Entry:
         )
     require_name(entry["run"], path)
     return entry
+
+
+def require_name(name: Any, where: Path) -> str:
+    """Return a name that a file gives, if it can be that of a file in a folder and of no other.
+
+    >>> require_name("../../x", Path("a.json"))
+    Traceback (most recent call last):
+    ...
+    lpbnn.atomic.RunError: a.json names a run '../../x', which is no name of a file. Fix: ...
+    """
+    plain = isinstance(name, str) and name == printable(name) and len(name.encode()) <= 200
+    if not plain or not name or name.startswith(".") or set(name) & set('/\\:*?"<>|'):
+        raise RunError(
+            f"{where} names a run {printable(repr(name)[:80])}, which is no name of a file. Fix: rename "
+            "it there."
+        )
+    return name
 
 
 def _conventions(results: Entry, config: Mapping[str, Any]) -> dict[str, str]:

@@ -11,11 +11,12 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from lpbnn.report import archive
 from lpbnn.report.entries import content, figure_bytes, to_text
 from lpbnn.report.runs import Run, Settings, essential, flat, plain, read_runs
-from lpbnn.training import RunConfig, archive
+from lpbnn.training import RunConfig
 from lpbnn.training.build import resolved
-from lpbnn.training.files import RunError, read_json, write_atomic
+from lpbnn.training.files import RunError, write_atomic
 from lpbnn.training.rundir import CONFIG, RunDir
 
 
@@ -105,7 +106,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _is_kept(path: Path) -> bool:
-    found = read_json(path)
+    found = archive.read_json(path)
     return isinstance(found, dict) and "ledger" in found
 
 

@@ -11,7 +11,7 @@
 - preflight: every check before a run
 - dataloading: the batches of each epoch, from (seed, epoch) alone
 - step, cuda_graph: one training step; the same recorded on a GPU
-- loop, progress: ``fit``: the only training loop; the bar, the lines and TensorBoard
+- loop: ``fit``: the only training loop, and what is shown of it
 - evaluation: ``evaluate``: every number and every array that the report shows
 - evaluator: ``Predictor``, and what is counted of its predictions
 - rundir, files: the run folder: atomic writes, digests, a lock

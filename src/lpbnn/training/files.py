@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lpbnn.atomic import RunError, write_atomic
-from lpbnn.training import archive
 
 if TYPE_CHECKING:
     import numpy as np
@@ -86,23 +85,6 @@ def from_json(text: bytes, path: Path) -> Any:
         ) from error
 
 
-def require_name(name: Any, where: Path) -> str:
-    """Return a name that a file gives, if it can be that of a file in a folder and of no other.
-
-    >>> require_name("../../x", Path("a.json"))
-    Traceback (most recent call last):
-    ...
-    lpbnn.atomic.RunError: a.json names a run '../../x', which is no name of a file. Fix: ...
-    """
-    plain = isinstance(name, str) and name == printable(name) and len(name.encode()) <= 200
-    if not plain or not name or name.startswith(".") or set(name) & set('/\\:*?"<>|'):
-        raise RunError(
-            f"{where} names a run {printable(repr(name)[:80])}, which is no name of a file. Fix: rename "
-            "it there."
-        )
-    return name
-
-
 def read_arrays(content: bytes, where: str, fix: str) -> "dict[str, np.ndarray]":
     """Return the arrays of an ``.npz`` file, in bounded memory; nothing is unpickled.
 
@@ -132,12 +114,7 @@ def read_arrays(content: bytes, where: str, fix: str) -> "dict[str, np.ndarray]"
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a file, or raise a ``RunError`` that says what is missing.
-
-    A path may go through an archive of records: ``records.tar.xz/cifar10-fast/a.json``.
-    """
-    if (found := archive.locate(path)) and found[1]:
-        return _read_member(*found)
+    """Return the content of a file, or raise a ``RunError`` that says what is missing."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -154,28 +131,16 @@ def _unreadable(path: Path, error: OSError) -> RunError:
         what = f"{folder} is a file; expected the folder of a run."
     elif not (folder / CONFIG).exists() and (among := _runs_in(folder)):
         what = (
-            f"{folder} is a folder of runs, no run itself: it holds {_some_of(among)}. Fix: give one "
+            f"{folder} is a folder of runs, no run itself: it holds {some_of(among)}. Fix: give one "
             f"of them, or several, as {folder}/*"
         )
     else:
-        held = _some_of(sorted(p.name for p in folder.iterdir())) or "nothing"
+        held = some_of(sorted(p.name for p in folder.iterdir())) or "nothing"
         what = (
             f"{folder} has no {path.name}; it holds {held}. Fix: give the folder of a run, or "
             "resume it if it was not finished."
         )
     return RunError(what)
-
-
-def _read_member(file: Path, name: str) -> bytes:
-    try:
-        return archive.members(file)[name]
-    except KeyError:
-        there = sorted({name.partition("/")[0] for name in archive.members(file)})
-        raise RunError(
-            f"{file} has no {name}; it holds {_some_of(there)}. Fix: check the path in the archive."
-        ) from None
-    except ValueError as error:
-        raise RunError(str(error)) from error
 
 
 def _runs_in(folder: Path) -> list[str]:
@@ -195,7 +160,8 @@ def runs_under(folder: Path) -> list[Path]:
     return found
 
 
-def _some_of(names: list[str]) -> str:
+def some_of(names: list[str]) -> str:
+    """Return the first eight of many names."""
     return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
 
 

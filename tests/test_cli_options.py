@@ -8,9 +8,9 @@ import pytest
 import tyro
 
 from lpbnn import cli, data
+from lpbnn.cli.options import Start, measured_run, read_config, resumable, resumed
 from lpbnn.training import EvalConfig, OptimConfig, RunConfig, ScheduleConfig
 from lpbnn.training.build import DataInfo, resolved
-from lpbnn.training.options import Start, measured_run, read_config, resumable, resumed
 from lpbnn.training.rundir import RunDir
 
 UNUSUAL = RunConfig(

@@ -7,17 +7,19 @@ from typing import Any
 import pytest
 import torch
 
+from lpbnn import bench
+from lpbnn.bench import Setup
+from lpbnn.bench.measure import Bench, PeakMemory, Row, build_model, interleaved, ratio
 from lpbnn.cli import main
 from lpbnn.model import UncertainModel
-from lpbnn.training import bench, step
-from lpbnn.training.bench import Bench, PeakMemory, Row, Setup, build_model, interleaved, ratio
+from lpbnn.training import step
 
 SMALL = ("--input", "3", "8", "8", "--batch", "4", "--repeats", "2", "--device", "cpu")
 
 
 @pytest.fixture(autouse=True)
 def _one_call_per_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "REPEAT_SECONDS", 1e-9)
+    monkeypatch.setattr(bench.measure, "REPEAT_SECONDS", 1e-9)
 
 
 def setup(**changes: Any) -> Setup:
@@ -137,7 +139,7 @@ def test_a_method_that_fails_is_told_and_the_others_go_on(
             raise RuntimeError("out of memory\nand pages more")
         return build_model(setup, method, members)
 
-    monkeypatch.setattr(bench, "build_model", build)
+    monkeypatch.setattr(bench.measure, "build_model", build)
     main(["bench", "--backbone", "small-cnn", "--methods", "lpbnn", "batchensemble", *SMALL])
     out = capsys.readouterr().out
     assert "not measured: lpbnn/4: RuntimeError: out of memory\n" in out

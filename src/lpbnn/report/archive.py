@@ -8,6 +8,10 @@ import lzma
 import tarfile
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
+
+from lpbnn.training import files as plain
+from lpbnn.training.files import RunError
 
 SUFFIX = ".tar.xz"
 MOST = 2**28  # bytes of an unpacked archive
@@ -65,6 +69,32 @@ def exists(path: Path) -> bool:
     """Return True if a file is there, on the disk or in an archive."""
     found = locate(path)
     return path.exists() if found is None else not found[1] or found[1] in members(found[0])
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a file, on the disk or in an archive.
+
+    Raises:
+        RunError: if there is no such file; the message says what is there.
+    """
+    found = locate(path)
+    if found is None or not found[1]:
+        return plain.read_bytes(path)
+    file, name = found
+    try:
+        return members(file)[name]
+    except KeyError:
+        there = sorted({name.partition("/")[0] for name in members(file)})
+        raise RunError(
+            f"{file} has no {name}; it holds {plain.some_of(there)}. Fix: check the path in the archive."
+        ) from None
+    except ValueError as error:
+        raise RunError(str(error)) from error
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file, on the disk or in an archive, or raise a ``RunError``."""
+    return plain.from_json(read_bytes(path), path)
 
 
 # An xz stream is read from its start, so the second file would cost as much as all of them.

@@ -21,11 +21,8 @@ from rich.table import Table
 from tyro.conf import Positional, Suppress, arg
 
 from lpbnn import experiments, methods, registry, source
-from lpbnn.training import EvalConfig, Interrupted, RunConfig
-from lpbnn.training.files import printable
-from lpbnn.training.options import (
-    METHODS,
-    Setup,
+from lpbnn.bench import METHODS, Setup
+from lpbnn.cli.options import (
     Start,
     all_options,
     measured_run,
@@ -33,6 +30,8 @@ from lpbnn.training.options import (
     with_options,
     write_config,
 )
+from lpbnn.training import EvalConfig, Interrupted, RunConfig
+from lpbnn.training.files import printable
 
 console = Console()
 Runs = Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN")]
@@ -430,7 +429,7 @@ def bench(
         methods: names that lpbnn ls lists.
         members: number of members of the methods that have them.
     """
-    from lpbnn.training.bench import bench
+    from lpbnn.bench.measure import bench
 
     bench(setup, methods, members)
 

@@ -30,12 +30,12 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.benchmark import Timer, set_torch_threads
 
 from lpbnn import backbones, methods
+from lpbnn.bench import PLAIN, Setup
 from lpbnn.build import build
 from lpbnn.model import UncertainModel
 from lpbnn.predict import predict
 from lpbnn.training.cuda_graph import WARM_UP
 from lpbnn.training.distributed import launch
-from lpbnn.training.options import PLAIN, Setup
 from lpbnn.training.step import Step, fast_convolutions
 
 Work = Callable[[], object]
