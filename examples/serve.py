@@ -51,6 +51,7 @@ class Model:
     """
 
     def __init__(self, path: str, threads: int = 1) -> None:
+        onnxruntime.disable_telemetry_events()
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         providers = ["CPUExecutionProvider"]

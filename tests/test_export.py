@@ -52,6 +52,21 @@ def properties(path: Path) -> dict[str, str]:
     return {entry.key: entry.value for entry in onnx.load(path).metadata_props}
 
 
+def test_onnxruntime_is_told_to_report_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    session = onnxruntime.InferenceSession
+    monkeypatch.setattr(onnxruntime, "disable_telemetry_events", lambda: told.append("off"))
+    monkeypatch.setattr(
+        onnxruntime,
+        "InferenceSession",
+        lambda *args, **kw: told.append("made") or session(*args, **kw),
+    )
+    lpbnn.export_onnx(build("mcp"), torch.randn(2, 4), tmp_path / "a.onnx")
+    assert told[:2] == ["off", "made"]
+
+
 def check_classes(found: dict[str, Tensor], p: lpbnn.Prediction) -> None:
     assert torch.equal(found["label"], p.labels)
     for name in ("probs", "total", "epistemic", "ood_score"):

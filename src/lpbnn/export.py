@@ -387,9 +387,10 @@ def describe(model: UncertainModel, answers: Answers, samples: int, seed: int) -
 
 
 def cpu_session(content: bytes) -> Any:
-    """Return an ``onnxruntime.InferenceSession`` on the CPU."""
+    """Return an ``onnxruntime.InferenceSession`` on the CPU; onnxruntime reports nothing about it."""
     import onnxruntime
 
+    onnxruntime.disable_telemetry_events()
     return onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
 
 

@@ -67,6 +67,17 @@ def test_the_torch_distribution_is_in_float64_with_little_on_the_diagonal() -> N
     )
 
 
+def test_layers_of_one_width_keep_their_own_posteriors() -> None:
+    """They are computed together."""
+    net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
+    model = lpbnn.build(net, "lpbnn", members=2, num_data=10, latent=3)
+    found = lpbnn.posterior(model)
+    for layer in model.layers:
+        alone = LatentPosterior([layer.factors])
+        torch.testing.assert_close(found[layer.path].mean, alone.mean()[0][0])
+        torch.testing.assert_close(found[layer.path].factor, alone.covariance_factors()[0])
+
+
 def test_only_what_has_a_latent_posterior() -> None:
     model = lpbnn.build(Mlp(), "lpbnn", num_data=10, include="2")
     assert list(lpbnn.posterior(model)) == ["2"]

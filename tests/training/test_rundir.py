@@ -362,6 +362,12 @@ def test_temporary_names_cannot_be_predicted(
     assert len(set(seen)) == 3
 
 
+def test_a_pipe_in_the_place_of_a_folder_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "tensorboard")
+    RunDir(tmp_path).clear()
+    assert (tmp_path / "tensorboard").exists()
+
+
 def test_a_clear_stopped_at_any_file_leaves_what_is_still_known_as_a_run(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

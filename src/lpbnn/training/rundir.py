@@ -205,8 +205,9 @@ class RunDir:
         # The manifest goes last: a folder without it and without a config counts as foreign.
         for name in reversed(FILES):
             (self / name).unlink(missing_ok=True)
-        if not (self / TENSORBOARD).is_symlink():
-            shutil.rmtree(self / TENSORBOARD, ignore_errors=True)
+        board = self / TENSORBOARD
+        if board.is_dir() and not board.is_symlink():  # rmtree would wait for the writer of a pipe
+            shutil.rmtree(board, ignore_errors=True)
 
     def config(self) -> RunConfig:
         """Return the config the run was started with."""
