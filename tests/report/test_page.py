@@ -347,3 +347,14 @@ def test_a_hundred_classes_show_the_likely_ones(make: Make, tmp_path: Path) -> N
     text = write_report([run], tmp_path / "report.html").read_text("utf-8")
     assert "class .: 0.50" in text
     assert text.count(">class .</text>") == 10
+
+
+def test_the_head_counts_methods_and_lists_the_data(make: Make, tmp_path: Path) -> None:
+    runs = [
+        *(make("lpbnn", lr=lr) for lr in (0.1, 0.2)),
+        make("mcp"),
+        *(make("mcp", data=info(name=name)) for name in ("one", "two")),
+    ]
+    text = write_report(runs, tmp_path / "page.html").read_text()
+    assert "2 methods in 3 settings, 3 runs of small-cnn" in text
+    assert "Uncertainty on digits, one and two" in text

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lpbnn.report.figures import costs, limits, trade_offs
+from lpbnn.report.figures import costs, span, together, trade_offs
 from lpbnn.report.page import chapter
 from lpbnn.report.runs import Group, grouped, read_runs
 
@@ -62,28 +62,57 @@ def test_one_far_off_is_named_with_its_numbers_and_presses_nobody_flat(make: Mak
     (chart,) = drawn(*near, measured(make, 0.645, 0.254, name="far"))
     assert "far (64.5, 0.254)" in chart
     assert "m3 (" not in chart
-    low, high = limits([*(93 + 0.1 * i for i in range(6)), 64.5])
-    assert 92 < low < 93
-    assert 93.5 < high < 94.5
+    assert together([*(93 + 0.1 * i for i in range(6)), 64.5], [0.0] * 7) == [True] * 6 + [False]
+
+
+def test_one_left_out_by_one_number_does_not_stretch_the_axis_of_the_other(make: Make) -> None:
+    near = [measured(make, 0.98 + 0.001 * i, 0.01 + 0.001 * i, name=f"m{i}") for i in range(6)]
+    (chart,) = drawn(*near, measured(make, 0.96, 0.22, name="far"))
+    assert "far (96.0, 0.220)" in chart
+    assert min(map(float, re.findall(r">(9\d\.\d)</text>", chart))) == 98.0
+
+
+def test_one_that_is_better_than_four_others_is_drawn(make: Make) -> None:
+    """Its distance is not far: the mIoU of CamVid-Anomaly's networks and their ensemble."""
+    assert all(together([65.27, 65.78, 65.94, 66.27, 68.04], [0.15, 0.18, 0.28, 0.41, 0.0]))
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=12))
-def test_the_range_holds_the_middle_half(values: list[float]) -> None:
-    low, high = limits(values)
-    assert low < high
-    inside = sum(low <= value <= high for value in values)
-    assert inside >= len(values) / 2
+def test_at_least_half_of_the_values_lie_together(values: list[float]) -> None:
+    assert sum(together(values, [0.0] * len(values))) >= len(values) / 2
 
 
 @given(st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(0, 10)), min_size=2, max_size=12))
 def test_the_bars_of_whatever_is_in_the_range_are_drawn_whole(
     points: list[tuple[float, float]],
 ) -> None:
-    low, high = limits(*zip(*points, strict=True))
-    for value, spread in points:
-        if low <= value <= high:
-            assert low <= value - spread
-            assert value + spread <= high
+    near = together(*zip(*points, strict=True))
+    inside = [point for point, there in zip(points, near, strict=True) if there]
+    low, high = span(*zip(*inside, strict=True))
+    for point in points:
+        assert (low <= point[0] <= high) == (point in inside)
+    for value, spread in inside:
+        assert low <= value - spread
+        assert value + spread <= high
+
+
+def test_a_bar_that_is_longer_than_its_mean_is_drawn(
+    regression: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error over two seeds may spread more than it is large; its axis begins at 0."""
+    seen: list[tuple[float, float, float]] = []
+
+    def draw(axes: Any, x: float, y: float, x_std: float, *_: Any, **__: Any) -> None:
+        seen.append((x, x_std, axes.get_xlim()[0]))
+
+    monkeypatch.setattr("lpbnn.plots.trade_off", draw)
+    runs = [
+        regression(name, seed=seed, folder=f"{name}{seed}", test={"nll": 2.0, "rmse": rmse}, ood={})
+        for name, both in (("mcp", (1.0, 199.0)), ("edl", (150.0, 250.0)))
+        for seed, rmse in enumerate(both)
+    ]
+    drawn(*runs)
+    assert seen[0] == (pytest.approx(100), pytest.approx(140.0, abs=0.1), 0.0)
 
 
 def test_names_are_kept_short_and_tell_rows_apart(make: Make) -> None:

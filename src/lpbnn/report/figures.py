@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import compress, zip_longest
 from statistics import quantiles
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from lpbnn.report.runs import Group, Run
 from lpbnn.report.svg import colour, drawing
 from lpbnn.report.tables import COSTS, Cell
 
+APART = 5  # quartile ranges beyond the quartiles, from which a point is far from the others
 FAR = 20  # largest over least value from which an axis is logarithmic
 SHOWN_INPUTS = 20  # of a posterior's layer
 LONGEST = 34  # letters of a name beside a chart
@@ -75,7 +76,7 @@ def calibration(groups: Sequence[Group]) -> Panels | None:
     for group in groups:
         if runs := group.with_arrays(*names):
             label = f"Reliability diagram of {group.label}"
-            with _panel(drawn, group, label, (204, 204), (26, 16, 170, 130)) as axes:
+            with _panel(drawn, group, label, (180, 190), (26, 16, 146, 118)) as axes:
                 plots.reliability(axes, _pooled(runs), **_look(group))
     fewer = any(0 < len(g.with_arrays(*names)) < len(g.runs) for g in groups)
     return _panels(groups, drawn, "ece", fewer=fewer)
@@ -211,27 +212,34 @@ def trade_off(groups: Sequence[Group], across: Measured, up: Measured) -> list[F
     if len(points) < 2:
         return []
     info, what = across.info, up.name or up.info.head
-    xs, ys = [p[1] for p in points], [p[2] for p in points]
+    xs, ys, dxs, dys = zip(*(point[1:] for point in points), strict=True)
     log = isinstance(info, tables.Quantity) and min(xs) > 0 and max(xs) > 5 * min(xs)
-    low, high = limits(xs, [p[3] for p in points])
+    wide = [True] * len(xs) if log else together(xs, dxs)
+    shown = [a and b for a, b in zip(wide, together(ys, dys), strict=True)]
+    inside = list(compress(points, shown)) or points
+    low, high = span([p[1] for p in inside], [p[3] for p in inside])
+    bottom, top = span([p[2] for p in inside], [p[4] for p in inside])
     if log:
-        low, high = 0.7 * min(x - dx if dx < x else x for _, x, _, dx, _ in points), 1.3 * max(xs)
-    bottom, top = limits(ys, [p[4] for p in points])
-    inside = [p for p in points if low <= p[1] <= high and bottom <= p[2] <= top]
+        low = 0.7 * min(x - dx if dx < x else x for _, x, _, dx, _ in inside)
+        high = 1.3 * max(x + dx for _, x, _, dx, _ in inside)
+    if min(xs) >= 0:  # a bar may reach below what is possible
+        low = max(low, 0)
     marks = [
-        Mark(g, x, y) if (g, x, y, *stds) in inside else Mark(g, None, y, f" ({x:.1f}, {y:.3f})")
-        for g, x, y, *stds in points
+        Mark(g, x, y) if point in inside else Mark(g, None, y, f" ({x:.1f}, {y:.3f})")
+        for point in points
+        for g, x, y, *_ in [point]
     ]
     charts: list[Figure] = []
     with _chart(charts, what, marks, f"{what} against {across.told}") as axes:
-        axes.set_xscale("log" if log else "linear")
+        if log:
+            axes.set_xscale("log", nonpositive="clip")  # a bar may reach below zero
         axes.set(xlim=(low, high), ylim=(bottom, top))
         for group, x, y, dx, dy in inside:
             told = f"{group.label}: {across.told} {x:.2f}" + f" ± {dx:.2f}" * bool(dx)
             told = f"{told} {info.unit}".rstrip()
             told += f", {what} {y:.4f}" + f" ± {dy:.4f}" * bool(dy)
             look = _look(group, marker=marker(group.index), label=told)
-            plots.trade_off(axes, x, y, dx if dx < x else 0.0, dy, **look)
+            plots.trade_off(axes, x, y, dx, dy, **look)
         better = "→" if info.direction == "higher" else "←"
         unit = f", {info.unit}" * bool(info.unit)
         axes.set_xlabel(f"{across.name or across.told + unit} {better}", labelpad=2)
@@ -252,28 +260,37 @@ def _plain_ticks(axis: Axis) -> None:
     axis.set_major_formatter("{x:g}" if huge else formatter)
 
 
-def limits(values: Sequence[float], spreads: Sequence[float] = ()) -> tuple[float, float]:
-    """The range of what lies together with its bars: one far off would press the others flat.
+def span(values: Sequence[float], spreads: Sequence[float]) -> tuple[float, float]:
+    """The range of values with their bars, and some air.
 
-    >>> low, high = limits([1.0, 2.0, 3.0, 2.0, 99.0])
-    >>> low < 1 and 3 < high < 4
-    True
-    >>> low, high = limits([1.0, 2.0], [0.5, 0.0])  # whole bars
-    >>> low < 0.5
+    >>> low, high = span([1.0, 2.0], [0.5, 0.0])
+    >>> 0 < low < 0.5 and 2 < high < 2.5
     True
     """
+    pairs = list(zip(values, spreads, strict=True))
+    low, high = min(v - s for v, s in pairs), max(v + s for v, s in pairs)
+    air = max(0.08 * (high - low), 1e-3 * max(1e-3, abs(low), abs(high)))
+    return low - air, high + air
+
+
+def together(values: Sequence[float], spreads: Sequence[float]) -> list[bool]:
+    """Which values lie together: one far off would press the others flat.
+
+    >>> together([1.0, 2.0, 3.0, 2.0, 99.0], [0.0] * 5)
+    [True, True, True, True, False]
+    """
     first, _, third = quantiles(values, n=4, method="inclusive")
-    reach = 3 * max(third - first, 1e-9)
+    reach = APART * max(third - first, 1e-9 * max(1.0, abs(first), abs(third)))
     low, high = first - reach, third + reach
-    pairs = list(zip(values, spreads or [0.0] * len(values), strict=True))
-    near: list[tuple[float, float]] = []
-    # A bar may widen the range to a further point, whose own bar is then drawn whole too.
-    while len(more := [(v, s) for v, s in pairs if low <= v <= high]) > len(near):
-        near = more
-        ends = [end for value, spread in near for end in (value - spread, value + spread)]
-        air = max(0.08 * (max(ends) - min(ends)), 1e-3 * max(1e-3, *map(abs, ends)))
-        low, high = min(ends) - air, max(ends) + air
-    return low, high
+    near = [low <= value <= high for value in values]
+    while (
+        True
+    ):  # a bar may widen the range to a further point, whose own bar is then drawn whole too
+        low, high = span(*zip(*compress(zip(values, spreads, strict=True), near), strict=True))
+        wider = [low <= value <= high for value in values]
+        if wider == near:
+            return near
+        near = wider
 
 
 def detection(groups: Sequence[Group]) -> list[Panels]:
@@ -297,7 +314,7 @@ def detection(groups: Sequence[Group]) -> list[Panels]:
             low, high = _score_limits(parts, positive=own is None)
             shown = {"limits": (low, high), "log": low > 0 and high > FAR * low}
             label = f"Out-of-distribution scores of {group.label}: {what}"
-            with _panel(drawn, group, label, (204, 128), (26, 6, 170, 86)) as axes:
+            with _panel(drawn, group, label, (180, 124), (26, 6, 146, 82)) as axes:
                 plots.ood_scores(axes, *pair, **_look(group, **shown))
                 axes.set_xlabel(what, labelpad=0)
         fewer = any(0 < len(_scored(g, name)) < len(g.runs) for g in groups)
@@ -380,7 +397,7 @@ def predictions(groups: Sequence[Group]) -> Panels | None:
     if any(test.x is None for _, test in found):
         for group, test in found:
             label = f"Predictions of {group.label} against the targets"
-            with _panel(drawn, group, label, (204, 196), (36, 8, 160, 150)) as axes:
+            with _panel(drawn, group, label, (180, 176), (36, 8, 138, 130)) as axes:
                 plots.parity(axes, *test[:3], **_look(group))
         return _panels(groups, drawn, "rmse", about={"curve": False})
     parts = {
@@ -423,7 +440,7 @@ def intervals(groups: Sequence[Group]) -> Panels | None:
     drawn: Drawn = {}
     for group, test in _predicted(groups):
         label = f"Calibration of the intervals of {group.label}"
-        with _panel(drawn, group, label, (204, 196), (36, 18, 160, 140)) as axes:
+        with _panel(drawn, group, label, (180, 184), (36, 18, 138, 128)) as axes:
             plots.interval_calibration(axes, *test[:3], **_look(group))
     return _panels(groups, drawn, "coverage")
 

@@ -81,7 +81,7 @@ def latex(table: Table) -> str:
     heads = ["Method", *(latex_text(column.info.head) for column in table.columns)]
     lines += [" & ".join(heads) + r" \\", r"\midrule"]
     for row in table.rows:
-        name = f"{row.label} ({row.note})" if row.note else row.label
+        name = f"{row.label}, {row.note}" if row.note else row.label
         cells = [latex_text(name), *(_latex_cell(row, c) for c in table.columns)]
         lines.append(" & ".join(cells) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])

@@ -21,7 +21,7 @@ from lpbnn.report.entries import fitting
 from lpbnn.report.runs import Group, Run, by_data, grouped, plural, read_runs
 from lpbnn.report.settings import made
 from lpbnn.report.tables import RULE, Column, PaperTable, Table
-from lpbnn.report.verdict import verdict
+from lpbnn.report.verdict import in_words, verdict
 from lpbnn.training.files import write_atomic
 from lpbnn.training.rundir import RunDir
 
@@ -103,7 +103,7 @@ def page(runs: Sequence[Run], title: str | None = None, reference: PaperTable | 
         _templates()
         .get_template("page.html.j2")
         .render(
-            title=title or f"Uncertainty on {' and '.join(parts)}",
+            title=title or f"Uncertainty on {in_words(list(parts))}",
             chapters=chapters,
             script=script,
             style=style,
@@ -199,7 +199,9 @@ def _lead(groups: Sequence[Group]) -> str:
     runs = [run for group in groups for run in group.runs]
     info = runs[0].data
     networks = ", ".join(dict.fromkeys(str(run.settings["backbone"]) for run in runs))
-    counts = f"{plural(len(groups), 'method')}, {plural(len(runs), 'run')}"
+    methods = len({group.method for group in groups})
+    settings = f" in {len(groups)} settings" * (len(groups) > methods)
+    counts = f"{plural(methods, 'method')}{settings}, {plural(len(runs), 'run')}"
     diverged = sum(run.diverged is not None for run in runs)
     failed = f" {plural(diverged, 'run')} diverged." if diverged else ""
     what = f"{info.name} ({info.description})" if info.description else info.name

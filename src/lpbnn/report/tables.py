@@ -37,8 +37,9 @@ PIXELS = {"pixels": "anomalies: per image", "pixels_pooled": "anomalies: pooled"
 ALL_SEVERITIES = [1, 2, 3, 4, 5]
 RULE = (
     "best is the row with the best mean, with the rows that follow it in the order of their means as long as "
-    "mean ± standard deviation over seeds overlaps its own; second best likewise among the rest. A single run "
-    "has the median deviation of its column; where no row has several seeds, the digits shown decide."
+    "mean ± standard deviation over seeds overlaps its own; second best likewise among the rest, unless that "
+    "is all of them. A single run has the median deviation of its column; where no row has several seeds, the "
+    "digits shown decide."
 )
 
 
@@ -405,8 +406,8 @@ def marks(
 ) -> list[Mark]:
     """Return the marks of a column by ``RULE``: all within the noise of the best share its mark.
 
-    Values are compared as shown. Where all are within the noise, or there is one only, nothing is marked;
-    the second of two is not marked either.
+    Values are compared as shown. Where all are within the noise, or there is one only, nothing is marked,
+    and no row is second best where the last one would be too.
 
     Args:
         values: the means; None for rows that do not compete.
@@ -415,8 +416,8 @@ def marks(
 
     >>> marks([0.012, 0.009, None, 0.01, 0.00901], METRICS["ece"])
     ['', 'best', '', 'second', 'best']
-    >>> marks([0.93, 0.935, 0.90], METRICS["accuracy"], [0.004, 0.002, 0.01])
-    ['best', 'best', 'second']
+    >>> marks([0.93, 0.935, 0.90, 0.80], METRICS["accuracy"], [0.004, 0.002, 0.01, 0.01])
+    ['best', 'best', 'second', '']
     """
     known = [s for s in spreads if s is not None]
     usual = statistics.median(known) if known else 0.0
@@ -430,7 +431,9 @@ def marks(
     if len(best) == len(ends):
         return ["" for _ in values]
     rest = {row: end for row, end in ends.items() if row not in best}
-    second = _within_noise(rest) if len(ends) > 2 else set()
+    second = _within_noise(rest)
+    if len(second) == len(rest):  # the last is among them
+        second = set()
     return [
         "best" if row in best else "second" if row in second else "" for row in range(len(values))
     ]
@@ -586,17 +589,29 @@ def cost(groups: Sequence[Group]) -> Table:
     cells = {
         g.label: {key: Cell.of(v or None for v in _costs(g, key)) for key in COSTS} for g in groups
     }
-    base = next((group for group in groups if group.method == BASELINE), None)
     notes = _cost_notes(groups)
-    if base is not None and len(groups) > 1:
-        ours = {key: cell.mean for key, cell in cells[base.label].items()}
-        for numbers in cells.values():
-            for key, cell in numbers.items():
-                base_mean = ours[key]
-                if cell.mean is not None and base_mean:
-                    numbers[key] = replace(cell, relative=cell.mean / base_mean)
-        notes.append(f"×: relative to {base.label}.")
+    bases: dict[str, None] = {}
+    own = {label: dict(numbers) for label, numbers in cells.items()}
+    for group in groups:
+        base = baseline(group, groups)
+        if base is None or len(groups) == 1:
+            continue
+        bases[base.label] = None
+        for key, cell in own[group.label].items():
+            usual = own[base.label][key].mean
+            if cell.mean is not None and usual:
+                cells[group.label][key] = replace(cell, relative=cell.mean / usual)
+    if bases:
+        several = "the plain network of the same backbone"
+        notes.append(f"×: relative to {several if len(bases) > 1 else next(iter(bases))}.")
     return build("Cost", columns, groups, notes, cells=cells)
+
+
+def baseline(group: Group, groups: Sequence[Group]) -> Group | None:
+    """Return the plain network that a cost is relative to: of the same backbone, or else any."""
+    plain = [g for g in groups if g.method == BASELINE]
+    same = [g for g in plain if g.settings["backbone"] == group.settings["backbone"]]
+    return next(iter(same or plain), None)
 
 
 def _deviation(run: Run, variance: float | None) -> float | None:

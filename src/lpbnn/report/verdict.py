@@ -1,9 +1,10 @@
 """The verdict that opens the page: three sentences on quality, uncertainty and cost, from its tables."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from operator import itemgetter
 
-from lpbnn.report.runs import BASELINE, Group
-from lpbnn.report.tables import COSTS, MAIN, Cell, Column, Row, Table, main_metric
+from lpbnn.report.runs import Group, listed
+from lpbnn.report.tables import COSTS, MAIN, Cell, Column, Row, Table, baseline, main_metric
 
 CALIBRATION = ("ece", "nll")
 MOST = 3  # names in a sentence
@@ -13,7 +14,8 @@ TIMES = {"train/seconds": "to train", "cost/predict_seconds_per_1000": "to predi
 def verdict(groups: Sequence[Group], comparison: Table) -> list[str]:
     """Say in three sentences what the comparison and the costs show; fewer where less was measured.
 
-    Differences within the noise over seeds are called that, by the rule that marks the table's cells.
+    Differences within the noise over seeds are called that, by the rule that marks the table's cells. Rows
+    that are not ranked, and networks that do not compare, are named.
     """
     columns = {column.key: column for column in comparison.columns}
     detection = [c for c in comparison.columns if c.info.key == "auroc"][:1]
@@ -21,36 +23,39 @@ def verdict(groups: Sequence[Group], comparison: Table) -> list[str]:
         [columns[key] for key in keys if key in columns][:1]
         for keys in ((main_metric(groups),), CALIBRATION)
     )
-    leaders = [
-        rows[0].label
-        for column in (*quality, *calibration, *detection)
-        if (rows := _ranked(comparison, column))
-    ]
-    uncertainty = [_on(comparison, column) for column in (*calibration, *detection)]
+    asked = [*quality, *calibration, *detection]
+    leaders = {rows[0].label for column in asked if (rows := _ranked(comparison, column))}
+    out = {row.label: row.note for row in comparison.rows if not _competes(row)}
+    backbones = list(dict.fromkeys(str(group.settings["backbone"]) for group in groups))
     found = [
-        *(_on(comparison, column) for column in quality),
-        "; ".join(filter(None, uncertainty)),
-        _cost(groups, list(dict.fromkeys(leaders))),
+        [
+            *(_on(comparison, column) for column in quality),
+            *(f"{label} is not ranked: {note}" for label, note in list(out.items())[:MOST]),
+            f"the rows are of different networks ({in_words(backbones)})" * (len(backbones) > 1),
+        ],
+        [_on(comparison, column) for column in (*calibration, *detection)],
+        [_cost([g for g in groups if g.label not in out], groups, leaders)],
     ]
-    return [f"{sentence[0].upper()}{sentence[1:]}." for sentence in found if sentence]
+    sentences = ["; ".join(filter(None, parts)) for parts in found]
+    return [f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences if sentence]
+
+
+def _competes(row: Row) -> bool:
+    return not row.diverged and not row.failed
 
 
 def _ranked(table: Table, column: Column) -> list[Row]:
     """The rows that compete in a column, the best first."""
-    rows = [row for row in table.rows if not row.diverged and not row.failed]
-    known = [(row.cells[column.key].mean, row) for row in rows]
-    order = sorted(
-        (
-            (column.info.badness(mean), place)
-            for place, (mean, _) in enumerate(known)
-            if mean is not None
-        )
-    )
-    return [known[place][1] for _, place in order]
+    found = [
+        (column.info.badness(mean), row)
+        for row in table.rows
+        if _competes(row) and (mean := row.cells[column.key].mean) is not None
+    ]
+    return [row for _, row in sorted(found, key=itemgetter(0))]
 
 
 def _on(table: Table, column: Column) -> str:
-    """Who is best by one metric, and who is within the noise of that."""
+    """Who is best by one metric, who is within the noise of that, and who is last."""
     rows = _ranked(table, column)
     if not rows:
         return ""
@@ -62,28 +67,33 @@ def _on(table: Table, column: Column) -> str:
     first, shown = rows[0], [_shown(row, column) for row in rows]
     if len(rows) == 1:
         return f"the {name} of {first.label} is {shown[0]}"
-    noise = [row for row in rows[1:] if row.cells[column.key].mark == first.cells[column.key].mark]
-    if len(noise) == len(rows) - 1:
+    alike = [
+        row.label for row in rows if row.cells[column.key].mark == first.cells[column.key].mark
+    ]
+    if len(alike) == len(rows):
         ends = f"{shown[0]} to {shown[-1]}"
-        return f"the {len(rows)} methods have the same {name} within the noise over seeds ({ends})"
-    told = f"{first.label} has the best {name} ({shown[0]})"
-    if noise:
-        verb = "is" if len(noise) == 1 else "are"
-        return (
-            f"{told}, and {_names(noise)} {verb} within the noise of it; the last has {shown[-1]}"
-        )
-    told += f", followed by {rows[1].label} ({shown[1]})"
+        return f"{name} does not tell the {len(rows)} methods apart ({ends})"
+    last = f"{rows[-1].label} is last ({shown[-1]})"
+    if len(alike) > 1:
+        others = in_words(alike[1:])
+        verb = "is" if len(alike) == 2 else "are"
+        told = f"{first.label} has the best mean {name} ({shown[0]})"
+        return f"{told}, and {others} {verb} within the noise of it; {last}"
+    told = (
+        f"{first.label} has the best {name} ({shown[0]}), followed by {rows[1].label} ({shown[1]})"
+    )
     single = all(row.n == 1 for row in rows) and column.key in MAIN.values()
     return told + ", each in a single run, whose noise is not known" * single
 
 
-def _cost(groups: Sequence[Group], leaders: Sequence[str]) -> str:
+def _cost(ranked: Sequence[Group], groups: Sequence[Group], leaders: Container[str]) -> str:
     """What those named before cost, relative to the plain network if that is among the rows."""
-    base = next((group for group in groups if group.method == BASELINE), None)
-    named = [group for group in groups if group.label in leaders and group is not base]
-    named = named or [group for group in groups if group is not base]
+    named = [g for g in ranked if g.label in leaders and baseline(g, groups) is not g]
+    named = named or [g for g in ranked if baseline(g, groups) is not g]
     told = []
+    bases: set[str] = set()
     for group in named[:MOST]:
+        base = baseline(group, groups)
         times = []
         for key, words in TIMES.items():
             mean, usual = (
@@ -94,9 +104,13 @@ def _cost(groups: Sequence[Group], leaders: Sequence[str]) -> str:
                 time = f"×{mean / usual:.2g}" if usual else COSTS[key].format(mean)
                 times.append(f"{time} {words}")
         if times:
-            told.append(f"{group.label} takes {' and '.join(times)}")
-    against = f" (× the time of {base.label})" if base is not None else ""
-    return "; ".join(told) + against if told else ""
+            number = listed(group.values("cost", "members"))
+            several = f" with {number} predictions" * (number.isdigit() and number != "1")
+            told.append(f"{group.label} takes {' and '.join(times)}{several}")
+            bases |= {base.label} if base is not None else set()
+    several = "the plain network of the same backbone"
+    against = several if len(bases) > 1 else "".join(bases)
+    return "; ".join(told) + f" (× the time of {against})" * bool(bases)
 
 
 def _shown(row: Row, column: Column) -> str:
@@ -105,9 +119,8 @@ def _shown(row: Row, column: Column) -> str:
     return " ".join(filter(None, (mean, spread.replace("±", "± "), column.info.unit)))
 
 
-def _names(rows: Sequence[Row]) -> str:
+def in_words(names: Sequence[str]) -> str:
     """Some names as a list in a sentence, the rest counted."""
-    names = [row.label for row in rows]
     if len(names) > MOST + 1:
         names = [*names[:MOST], f"{len(names) - MOST} more"]
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
