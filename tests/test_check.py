@@ -645,3 +645,87 @@ def test_a_string_that_chooses_the_way_through_a_network_is_another_kind_of_call
         model(x, mode="mix")
     assert model.call((x,), {"mode": "plain"}).check.execution == "batched"
     assert model.call((x,), {"mode": "mix"}).check.execution == "loop"
+
+
+class Gated(Mlp):
+    """Adds the mean of the batch through a gate that is closed at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        return x + self.gate * x.mean(0)
+
+
+class Centred(Mlp):
+    """Subtracts the mean of the batch behind a last layer that starts at zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for tensor in list(self.parameters())[-2:]:
+            nn.init.zeros_(tensor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        return x - x.mean(0)
+
+
+class Numbered(Mlp):
+    """Adds the number of an example in its batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + torch.arange(len(x)).unsqueeze(1)
+
+
+class Divided(Mlp):
+    """Divides by the number of examples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / len(x)
+
+
+class LargeBatches(Mlp):
+    """Mixes the examples of a batch, if there are more than four."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        return x + x.mean(0) if len(x) > 4 else x
+
+
+@pytest.mark.parametrize("method", ["batchensemble", "mcdropout", "mcp", "ensemble", "meanfield"])
+@pytest.mark.parametrize("net", [Gated, Centred, Numbered, Divided, LargeBatches])
+@pytest.mark.filterwarnings("ignore:members cannot run as rows")
+def test_examples_that_depend_on_their_batch_are_not_taken_out_of_it(
+    method: str, net: type[nn.Module]
+) -> None:
+    model, x = lpbnn.build(net(), method, num_data=10), torch.randn(7, 5)
+    with pytest.raises(ValueError, match="cannot be taken apart"):
+        lpbnn.predict(model, x, chunk=2)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.filterwarnings("ignore:members cannot run as rows")
+def test_weights_of_zero_are_zero_again_after_the_check(inference: bool) -> None:
+    net = Gated()
+    model, x = build(net), torch.randn(6, 5)
+    kept = net.gate.data_ptr(), net.gate._version
+    with torch.inference_mode(inference):
+        model.eval()(x)
+    assert model.execution == "loop"
+    assert net.gate.item() == 0
+    assert (net.gate.data_ptr(), net.gate._version) == kept
+
+
+@pytest.mark.filterwarnings("ignore:members cannot run as rows")
+def test_a_check_between_a_loss_and_its_backward_pass_changes_no_gradient() -> None:
+    net = Gated()
+    model = lpbnn.build(net, "batchensemble")
+    x, y = torch.randn(6, 5), torch.randint(3, (6,))
+    model.train().loss(x, y)["loss"].backward()
+    expected, net.gate.grad = net.gate.grad, None
+    loss = model.loss(x, y)["loss"]
+    lpbnn.check(model, x)
+    loss.backward()
+    assert torch.equal(net.gate.grad, expected)

@@ -128,13 +128,16 @@ def verify(model: "MemberEnsemble", call: Call) -> CheckReport:
             batch axis may be missing. Nothing is remembered of such a call.
         ValueError: a recurrent layer or an attention takes the time axis first, and got the batch there.
     """
-    shared, kind = tuple(call.shared_arguments(model.net)), call_kind(call.args, call.kwargs)
-    with _unchanged(model), torch.no_grad():
-        evaluation = _run_few_rows(call, lambda few: _Reference(model, few, training=False))
+    shared, kind = call.find_shared(), call_kind(call.args, call.kwargs)
+    before = model.expand_at
+    with _unchanged(model), _no_zeros(model.net), torch.no_grad():
+        evaluation = _run_few_rows(
+            call, lambda few, cut: _Reference(model, few, cut, training=False)
+        )
         rows = evaluation.call.batch
         _refuse_time_first(evaluation)
         references = [evaluation]
-        training = _Reference(model, evaluation.call, training=True)
+        training = _Reference(model, evaluation.call, evaluation.cut, training=True)
         if not _equal(training.members[0], evaluation.members[0]):  # else the mode changes nothing
             references.append(training)
         for reference in references:
@@ -146,45 +149,69 @@ def verify(model: "MemberEnsemble", call: Call) -> CheckReport:
         # The points are those of all kinds of calls: a second kind is compared with the points of the first.
         used = any(found.execution == "batched" for found in model.checks.values())
         choices = [model.expand_at] if used else model.expansion_choices
-        for paths in [] if mixes else choices:
-            difference = _first_difference(model, paths, references)
-            if not difference:
-                model.checks[kind] = CallCheck("batched", independent, shared)
+        try:
+            for paths in [] if mixes else choices:
                 model.use_expansion_points(paths)
-                return _agreement(model, rows, model.checks[kind], references[-1].random)
+                model.points.observed = observed = {}
+                difference = _first_difference(model, references)
+                if not difference:
+                    model.checks[kind] = CallCheck("batched", independent, shared | observed)
+                    return _agreement(model, rows, model.checks[kind], references[-1].random)
+        finally:
+            model.points.observed = None
+            if kind not in model.checks:
+                model.use_expansion_points(before)
         outputs = zip(
             model.likelihood.heads.values(), _outputs(evaluation.members[0]), strict=False
         )
         for likelihood, output in outputs:
             likelihood.summary(output.unsqueeze(0))
     # A network that refuses fewer rows cannot train on slices.
-    model.checks[kind] = CallCheck("loop", independent and rows <= MAX_ROWS, shared)
+    model.checks[kind] = CallCheck("loop", independent and evaluation.cut, shared)
     return _disagreement(model, rows, model.checks[kind], difference)
 
 
 def rows_are_independent(model: UncertainModel, call: Call) -> bool:
     """Return True if a model's output for an example does not depend on the other examples."""
 
-    def run(own: Call) -> list[Tensor]:
-        args, kwargs = own.copy()  # it may change them in place
-        with _seeded(model):
-            outputs = tree_leaves(model.outputs(*args, **kwargs))
+    def run(own: Call, seed: int = 0) -> list[Tensor]:
+        own = own.copy()  # it may change them in place
+        with _seeded(model, seed):
+            outputs = tree_leaves(run_members(*own.args, **own.kwargs))
         return [output.movedim(1, 0) for output in outputs]
 
-    with _unchanged(model), _quiet(model, False), torch.no_grad():
-        few, whole = _run_few_rows(call, lambda few: (few, run(few)))
-        return _keeps_other_rows(run, whole, few)
+    with _unchanged(model), _quiet(model, False), _no_zeros(model), torch.no_grad():
+        with _seeded(model):
+            run_members = next(model.passes(1, model.members))  # what these draw stays
+        few, cut, whole = _run_few_rows(call, lambda few, cut: (few, cut, run(few)))
+        fixed = cut and all(map(_close, whole, run(few, seed=1)))
+        return _keeps_other_rows(run, whole, few, fixed)
 
 
-def _keeps_other_rows(run: Callable[[Call], list[Tensor]], whole: list[Tensor], call: Call) -> bool:
-    """Return True if a change of some examples changes no other example's output.
+def _keeps_other_rows(
+    run: Callable[[Call], list[Tensor]], whole: list[Tensor], call: Call, move: bool
+) -> bool:
+    """Return True if an example's output does not depend on the others, their number or its place.
 
     Args:
         run: returns the outputs, examples first; ``whole`` are those of ``call``.
         whole: the outputs before the change.
         call: of the network.
+        move: compare in other places of a larger batch too; not for outputs that are random.
     """
     rows = call.batch
+    if move:
+        sizes = {x.shape[0] for x in call.tensors if x.dim() > 0}
+        places = next(n for n in range(MEMBERS * rows, 99) if n not in sizes)
+        order = [(-1 - i) % rows for i in range(places)]
+        try:
+            moved = run(call.take(order))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            return False
+        if not all(_close(one[order], other) for one, other in zip(whole, moved, strict=True)):
+            return False
     for changed in _examples_to_change(rows):
         outputs = run(_change(call, changed))
         stay = [i for i in range(rows) if i not in changed]
@@ -222,8 +249,8 @@ def compiled_loss_agrees(model: UncertainModel, compiled: Any, x: Any, y: Any) -
 class _Reference:
     """Members that run one after another, in evaluation or training mode: at first one, then two."""
 
-    def __init__(self, model: Any, call: Call, training: bool) -> None:
-        self.model, self.call, self.training = model, call, training
+    def __init__(self, model: Any, call: Call, cut: bool, training: bool) -> None:
+        self.model, self.call, self.cut, self.training = model, call, cut, training
         self.probe = model.probe(MEMBERS)
         self.members = [self.run(0, call)]
         self.independent, self.random = True, False  # until run_comparisons
@@ -234,7 +261,8 @@ class _Reference:
         # Random in itself (functional dropout, stochastic depth): nothing to compare in this mode.
         self.random = not _equal(self.members[0], self.run(0, self.call))
         whole = self._seeded_outputs(self.call) if self.random else _outputs(self.members[0])
-        self.independent = _keeps_other_rows(self._seeded_outputs, whole, self.call)
+        move = self.cut and not self.random
+        self.independent = _keeps_other_rows(self._seeded_outputs, whole, self.call, move)
 
     def run(self, member: int, call: Call) -> Record:
         """Return the record of one member."""
@@ -272,8 +300,7 @@ def _record(model: Any, training: bool, run: Callable[..., Any], call: Call) -> 
                     record.append((f"the output of {path!r}", output.detach().clone()))
 
                 stack.callback(module.register_forward_hook(keep).remove)
-        args, kwargs = call.copy()
-        result = run(Call(args, kwargs, call.special))
+        result = run(call.copy())
     return [*record, *((RESULT, leaf.detach().clone()) for leaf in tree_leaves(result))]
 
 
@@ -315,27 +342,22 @@ def _equal(found: Record, expected: Record) -> bool:
     )
 
 
-def _first_difference(model: Any, paths: list[str], references: list[_Reference]) -> str:
+def _first_difference(model: Any, references: list[_Reference]) -> str:
     """Return where running members as rows first differs from the reference; empty if nowhere."""
-    before = model.expand_at
-    model.use_expansion_points(paths)
-    try:
-        for expected in references:
-            if expected.random:
-                continue
-            run = partial(model.run_rows, expected.probe)
-            try:
-                found = _record(model, expected.training, run, expected.call)
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as error:
-                message = str(error).splitlines()[0].rstrip(".") if str(error) else ""
-                return f"it raises {type(error).__name__}: {message}"
-            if difference := _compare(found, expected.members):
-                return difference + (" in training mode" if expected.training else "")
-        return ""
-    finally:
-        model.use_expansion_points(before)
+    for expected in references:
+        if expected.random:
+            continue
+        run = partial(model.run_rows, expected.probe)
+        try:
+            found = _record(model, expected.training, run, expected.call)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            message = str(error).splitlines()[0].rstrip(".") if str(error) else ""
+            return f"it raises {type(error).__name__}: {message}"
+        if difference := _compare(found, expected.members):
+            return difference + (" in training mode" if expected.training else "")
+    return ""
 
 
 def _compare(found: Record, expected: list[Record]) -> str:
@@ -383,25 +405,23 @@ def _disagreement(model: Any, rows: int, result: CallCheck, difference: str) -> 
     return CheckReport(result, model.expand_at, (line,), warning)
 
 
-def _run_few_rows(call: Call, run: Callable[[Call], Any]) -> Any:
-    """Return ``run(call)`` for a few of its examples; for all, if it cannot take fewer.
+def _run_few_rows(call: Call, run: Callable[[Call, bool], Any]) -> Any:
+    """Return ``run(few, True)`` for a few examples of a call; ``run(call, False)`` if it cannot be cut.
 
-    One example is taken twice: an expansion can look right for a single row because it broadcasts. There are
-    never as many as another input has rows, which would then be taken for examples.
+    Of a single example several copies are taken: an expansion can look right for one row because it
+    broadcasts. There are never as many as an input has rows: an input that cannot be cut is then noticed.
     """
-    args, kwargs = tree_map_only(Tensor, torch.Tensor.detach, (call.args, call.kwargs))
-    call = Call(args, kwargs, call.special)
-    batch = call.batch
+    call = call.replace(*tree_map_only(Tensor, torch.Tensor.detach, (call.args, call.kwargs)))
     if not _can_be_cut(call):
-        return run(call)
-    other_sizes = {tensor.shape[0] for tensor in call.tensors if tensor.dim() > 0} - {batch}
-    count = next(n for n in (min(max(batch, 2), MAX_ROWS), *range(2, 99)) if n not in other_sizes)
+        return run(call, False)
+    sizes = {tensor.shape[0] for tensor in call.tensors if tensor.dim() > 0}
+    count = next(n for n in (MAX_ROWS, *range(2, 99)) if n not in sizes)
     try:
-        return run(call.take([i % batch for i in range(count)]))
+        return run(call.take([i % call.batch for i in range(count)]), True)
     except torch.OutOfMemoryError:
         raise
     except Exception:
-        return run(call)
+        return run(call, False)
 
 
 def _refuse_time_first(reference: _Reference) -> None:
@@ -476,16 +496,37 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _seeded(model: nn.Module) -> Iterator[None]:
+def _no_zeros(net: nn.Module) -> Iterator[None]:
+    """Give weights that are all zero other values inside the block: zeros hide what meets behind them.
+
+    A gate or a last layer often starts there, and the result of the check is used when it has learned.
+    """
+    generator, changed = torch.Generator().manual_seed(0), []
+    try:
+        for name, p in net.named_parameters():
+            if "bias" in name or p.is_meta or not p.is_floating_point() or p.any():
+                continue
+            changed.append((p, p.data))
+            with torch.inference_mode(False):
+                values = 0.1 + 0.1 * torch.rand(p.shape, generator=generator)
+                p.data = values.to(p.device, p.dtype)  # new memory: a graph may need the zeros
+        yield
+    finally:
+        for p, data in changed:
+            p.data = data
+
+
+@contextmanager
+def _seeded(model: nn.Module, seed: int = 0) -> Iterator[None]:
     """Seed all draws inside the block, and leave torch's generators as they were."""
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     # Draws of the method are private, so that other threads do not take part in them.
-    with torch.random.fork_rng(devices=devices), PrivateDraws(0):
+    with torch.random.fork_rng(devices=devices), PrivateDraws(seed):
         # Not torch.manual_seed: it would reseed GPUs that this model does not use.
-        torch.default_generator.manual_seed(0)
+        torch.default_generator.manual_seed(seed)
         for device in devices:
             with torch.cuda.device(device):
-                torch.cuda.manual_seed(0)
+                torch.cuda.manual_seed(seed)
         yield
 
 

@@ -179,20 +179,18 @@ class UncertainModel(WideBuffers):
                     if kind not in self.checks:
                         self.compare(call)
         found = self.checks.get(kind)
-        if found is None:
+        if found is None:  # of another kind: its shared inputs are other ones
             loops = (check for check in self.checks.values() if check.execution == "loop")
-            found = next(loops, None)
-        return Call(args, kwargs, self.mask_arguments, found)
+            known = next(loops, CallCheck())
+            found = CallCheck(known.execution, known.independent_rows)
+        shared = found.shared_inputs.get("", ())
+        return Call(args, kwargs, self.mask_arguments, found, shared=shared)
 
     def compare(self, call: Call) -> None:
         """Find out how calls of a new kind may run: here, if examples of a batch are independent."""
         from lpbnn.check import rows_are_independent  # imports point the other way
 
-        found = CallCheck(
-            "single",
-            rows_are_independent(self, call),
-            tuple(call.shared_arguments(self.networks[0])),
-        )
+        found = CallCheck("single", rows_are_independent(self, call), call.find_shared())
         self.checks[call_kind(call.args, call.kwargs)] = found
 
     def independent_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:

@@ -1,5 +1,7 @@
 """Layers whose rows are not those of the batch: members run one by one, or refused by name."""
 
+import pickle
+
 import pytest
 import torch
 from networks import members_and_ordinary, ordinary
@@ -239,3 +241,90 @@ def test_an_input_without_examples_is_known_in_a_batch_of_its_size(
             torch.testing.assert_close(found, expected[:, :4])
     labels = torch.tensor([0, 1, 2, 3])
     assert model.train().loss(call(4), labels)["loss"].isfinite()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("first", [2, 4])
+@pytest.mark.parametrize("method", ["batchensemble", "mcdropout", "mcp", "ensemble"])
+def test_an_input_with_several_rows_for_each_example_of_a_first_batch_holds_none(
+    method: str, first: int, nested: bool
+) -> None:
+    """Eight prototypes, first seen beside two or four examples, then beside eight."""
+
+    class Net(Similarity):
+        def forward(self, x: Tensor, prototypes: Tensor | dict[str, Tensor]) -> Tensor:
+            table = prototypes["table"] if isinstance(prototypes, dict) else prototypes
+            x = super().forward(x, table)
+            return x @ table
+
+    torch.manual_seed(0)
+    model = lpbnn.build(Net(), method).double()
+    table, x = torch.randn(8, 6).double(), torch.randn(9, 5).double()
+    given = {"table": table} if nested else table
+    lpbnn.predict(model, (x[:first], given), chunk=1)
+    expected = lpbnn.predict(model, (x, given), seed=0).members  # nine cannot be mistaken
+    for chunk in (None, 2, 5):
+        found = lpbnn.predict(model, (x[:8], given), seed=0, chunk=chunk).members
+        torch.testing.assert_close(found, expected[:, :8])
+
+
+class Views(nn.Module):
+    """Each example has several views, in rows of another input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(5, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, views: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.body(x)) + views.reshape(len(x), -1, 6).mean(1))
+
+
+@pytest.mark.parametrize("method", ["batchensemble", "mcp"])
+@pytest.mark.filterwarnings("ignore:members cannot run as rows")
+def test_views_of_examples_are_not_torn_from_them(method: str) -> None:
+    model = lpbnn.build(Views(), method)
+    with pytest.raises(ValueError, match="cannot be taken apart"):
+        lpbnn.predict(model, (torch.randn(6, 5), torch.randn(12, 6)), chunk=2)
+    x, views = torch.randn(6, 5), torch.randn(6, 6)  # one view for each
+    if method == "batchensemble":
+        torch.testing.assert_close(model.eval()(x, views)[0], reference(model, x, views))
+
+
+def reference(model: lpbnn.UncertainModel, *inputs: Tensor) -> Tensor:
+    """The output of the first member as an ordinary network."""
+    with torch.no_grad():
+        return ordinary(model, model.sample(), 0)(*inputs)
+
+
+class Looks(nn.Module):
+    """Looks examples up in a table of seven rows that the part behind the encoder is given."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.encoder, self.embed = nn.Linear(5, 6), nn.Embedding(7, 6)
+        self.register_buffer("table", torch.randn(7, 6))
+        self.part = Compare()
+
+    def forward(self, x: Tensor) -> Tensor:
+        table = self.table if self.kind == "buffer" else self.embed(torch.arange(7))
+        return self.part(torch.tanh(self.encoder(x)), table) @ table
+
+
+@pytest.mark.parametrize("way", ["as it is", "state dict", "pickle", "freeze"])
+@pytest.mark.parametrize("kind", ["buffer", "computed"])
+def test_a_table_that_goes_into_an_expansion_point_is_no_batch_of_its_size(
+    kind: str, way: str
+) -> None:
+    torch.manual_seed(0)
+    model = lpbnn.build(Looks(kind), "batchensemble", members=3, include="part").double()
+    x = torch.randn(9, 5).double()
+    expected = lpbnn.predict(model, x).members  # nine examples cannot be mistaken for the table
+    assert model.expand_at == ["part"]
+    if way == "state dict":
+        again = lpbnn.build(Looks(kind), "batchensemble", members=3, include="part").double()
+        again.load_state_dict(model.state_dict())
+        model = again
+    elif way != "as it is":
+        model = pickle.loads(pickle.dumps(model)) if way == "pickle" else lpbnn.freeze(model)
+    torch.testing.assert_close(lpbnn.predict(model, x[:7]).members, expected[:, :7])

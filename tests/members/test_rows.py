@@ -114,11 +114,6 @@ def test_parameters_among_the_inputs_are_not_copied() -> None:
     assert copied[1]["x"] is not x
 
 
-def test_inputs_with_several_rows_for_each_example_hold_examples() -> None:
-    inputs = torch.zeros(3, 2), torch.zeros(6, 2)
-    assert Call(inputs, {}).shared_arguments(nn.Bilinear(2, 2, 1)) == []
-
-
 def test_a_part_of_a_pass_counts_its_members_from_the_first_of_all() -> None:
     """By that number a member finds its own batch norm."""
     sampled = SampledFactors([LayerFactors(torch.zeros(4, 2), torch.zeros(4, 2), None)])

@@ -22,16 +22,15 @@ ATTENTION_MASKS = ("src_mask", "tgt_mask", "memory_mask", "attn_mask")
 
 
 class Argument(NamedTuple):
-    """An argument of a network that is special, by position and name.
+    """An argument of a module that is or may be an attention mask, by position and name.
 
     Args:
-        kind: "mask", an attention mask by torch's names; "other mask", a mask by any name in a network with
-            attention; "shared", which was seen to have no row per example.
+        kind: "mask", by torch's names; "other mask", by any name in a network with attention.
     """
 
-    position: int  # -1: by name only
+    position: int
     name: str
-    kind: Literal["mask", "other mask", "shared"] = "mask"
+    kind: Literal["mask", "other mask"] = "mask"
 
 
 class CallCheck(NamedTuple):
@@ -40,14 +39,15 @@ class CallCheck(NamedTuple):
     Args:
         execution: "batched" if members may run as rows of one batch, "loop" if they must run one after
             another, "single" if the method runs whole networks anyway.
-        independent_rows: False if the output of an example depends on the other examples; None if that was
-            not compared.
-        shared_inputs: the arguments that hold no examples.
+        independent_rows: False if the output of an example depends on the other examples, on their number
+            or on its own place; None if that was not compared.
+        shared_inputs: which tensors were seen to hold no examples, by their place among the tensors of the
+            call; "" is the network's call, and the others are those of expansion points.
     """
 
     execution: Execution = "unchecked"
     independent_rows: bool | None = None
-    shared_inputs: tuple[Argument, ...] = ()
+    shared_inputs: Mapping[str, Sequence[int]] = {}
 
 
 class Call:
@@ -56,10 +56,11 @@ class Call:
     Args:
         args: the network's arguments.
         kwargs: its keyword arguments.
-        special: the arguments that may be masks, and those that are known to hold no examples.
-        check: what is known of calls of this kind; its shared inputs are special, too.
+        special: the arguments that may be masks.
+        check: what is known of calls of this kind.
         batch: the number of examples, if it is not that of the first tensor.
         masks: other tensors that hold no examples.
+        shared: the same, by their place among the tensors.
 
     Example:
         >>> call = Call((torch.tensor([10, 20, 30]),), {"scale": torch.ones(2)})
@@ -77,12 +78,16 @@ class Call:
         check: CallCheck | None = None,
         batch: int | None = None,
         masks: Sequence[Tensor] = (),
+        shared: Sequence[int] = (),
     ) -> None:
         self.args, self.kwargs = args, kwargs
         self.check = check or CallCheck()
-        self.special = (*special, *self.check.shared_inputs)
+        self.special, self.shared = special, shared
         self.batch = batch_size(args, kwargs) if batch is None else batch
         self.masks = list(masks)
+        if shared:
+            tensors = self.tensors
+            self.masks += [tensors[i] for i in shared]
         self.head_masks: list[Tensor] = []  # with a row per example and head
         for i, name, kind in self.special:
             value = args[i] if 0 <= i < len(args) else kwargs.get(name)
@@ -90,7 +95,7 @@ class Call:
                 continue
             # Oblong masks may be padding masks (batch, time), in a module that gives these the same name.
             square = value.dim() == 2 and value.shape[0] == value.shape[1]
-            if kind == "shared" or (kind == "mask" and square):
+            if kind == "mask" and square:
                 self.masks.append(value)
             elif (
                 value.dim() == 3 and self.batch < value.shape[0] and not value.shape[0] % self.batch
@@ -132,31 +137,40 @@ class Call:
                 return x.unflatten(0, (self.batch, -1))[chosen].flatten(0, 1)
             return x[chosen] if is_batched(x, self.batch, self.masks) else x
 
-        args, kwargs = tree_map_only(Tensor, take, (self.args, self.kwargs))
-        return Call(args, kwargs, self.special)
+        return self.replace(*tree_map_only(Tensor, take, (self.args, self.kwargs)))
 
-    def copy(self) -> Any:
-        """Return (args, kwargs) in memory of their own, for a network that changes its inputs."""
-        return copy_tensors((self.args, self.kwargs))
+    def replace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Call":
+        """Return the call with other tensors in the place of these."""
+        return Call(args, kwargs, self.special, shared=self.shared)
 
-    def shared_arguments(self, network: nn.Module) -> list[Argument]:
-        """Return the arguments that hold no examples: they have no row for each, nor several.
+    def copy(self) -> "Call":
+        """Return the call with tensors in memory of their own, for a network that changes its inputs."""
+        return self.replace(*copy_tensors((self.args, self.kwargs)))
+
+    def find_shared(self, key: str = "", rows: int = 0) -> dict[str, list[int]]:
+        """Return which tensors hold no examples: they have no row for each, and are not expanded yet.
 
         They hold none in later calls either, even if a batch has by chance as many examples as they have rows.
 
+        Args:
+            key: of the call, in ``CallCheck.shared_inputs``.
+            rows: of the expanded batch, if some tensors may be expanded.
+
+        Returns:
+            The places of these tensors under the key; empty if there are none.
+
         Example:
-            >>> call = Call((torch.zeros(4, 2), torch.zeros(3, 2)), {})
-            >>> call.shared_arguments(nn.Bilinear(2, 2, 1))
-            [Argument(position=1, name='input2', kind='shared')]
+            >>> Call((torch.zeros(4, 2), {"table": torch.zeros(3, 2)}), {}).find_shared()
+            {'': [1]}
         """
-        names = _parameter_names(network)
-        given = [(i, names[i] if i < len(names) else "", x) for i, x in enumerate(self.args)]
-        given += [(names.index(n) if n in names else -1, n, x) for n, x in self.kwargs.items()]
-        return [
-            Argument(i, name, "shared")
-            for i, name, x in given
-            if isinstance(x, Tensor) and x.dim() > 0 and x.shape[0] % self.batch
+        found = [
+            i
+            for i, x in enumerate(self.tensors)
+            if x.dim() > 0
+            and x.shape[0] not in (self.batch, rows)
+            and all(x is not mask for mask in self.head_masks)
         ]
+        return {key: found} if found else {}
 
 
 def call_kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -234,15 +248,12 @@ def mask_arguments(module: nn.Module) -> list[Argument]:
         (*ATTENTION_MASKS, "mask") if isinstance(module, nn.TransformerEncoder) else ATTENTION_MASKS
     )
     attends = any(hasattr(inner, "num_heads") for inner in module.modules())
+    try:
+        names = list(inspect.signature(module.forward).parameters)
+    except (TypeError, ValueError):  # no Python function
+        names = []
     return [
         Argument(i, name, "mask" if name in masks else "other mask")
-        for i, name in enumerate(_parameter_names(module))
+        for i, name in enumerate(names)
         if name in masks or (attends and "mask" in name)
     ]
-
-
-def _parameter_names(module: nn.Module) -> list[str]:
-    try:
-        return list(inspect.signature(module.forward).parameters)
-    except (TypeError, ValueError):  # no Python function
-        return []

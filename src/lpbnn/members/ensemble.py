@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from lpbnn.likelihoods import require_targets
-from lpbnn.members.call import EXECUTIONS, Argument, Call, CallCheck, as_call
+from lpbnn.members.call import EXECUTIONS, Call, CallCheck, as_call
 from lpbnn.members.partial import (
     FULL,
     ExpansionPoints,
@@ -180,7 +180,8 @@ class MemberEnsemble(UncertainModel):
         loops = loops and points.can_loop
         loops = loops and all(x.shape[:1] != (batch * count,) for x in call.tensors)
         draw = self.members if loops else 0
-        state = MemberPass(sampled.take(0, count), batch, first, mode, draw, call.masks)
+        shared = call.check.shared_inputs
+        state = MemberPass(sampled.take(0, count), batch, first, mode, draw, call.masks, shared)
         whole = points.whole_network
         args, kwargs = call.expand(count, mode) if whole else (call.args, call.kwargs)
         try:
@@ -205,9 +206,9 @@ class MemberEnsemble(UncertainModel):
             if mode == "split" and count > 1:
                 own = call.take(member_examples(j, call.batch, count))
             # The network may change its inputs in place.
-            args, kwargs = own.copy() if count > 1 else (own.args, own.kwargs)
+            own = own.copy() if count > 1 else own
             state = MemberPass(sampled.take(j, 1), own.batch, first + j)
-            output = self.slot.run(state, self.run_network, *args, **kwargs)
+            output = self.slot.run(state, self.run_network, *own.args, **own.kwargs)
             # The next call may write to the same memory, for example in a recorded CUDA graph.
             outputs.append(output if j == count - 1 else tree_map(torch.clone, output))
         return outputs[0] if count == 1 else tree_map(lambda *own: torch.cat(own), *outputs)
@@ -268,8 +269,7 @@ class MemberEnsemble(UncertainModel):
         for kind, (execution, independent, shared) in found["checks"].items():
             if execution not in EXECUTIONS:
                 raise ValueError(f"the state names no way to run members: {execution!r}.")
-            arguments = tuple(Argument(*one) for one in shared)
-            checks[kind] = CallCheck(execution, independent, arguments)
+            checks[kind] = CallCheck(execution, independent, shared)
         if found["expand_at"] not in self.expansion_choices:
             return  # it was found with other options than this model's: check again
         self.checks = checks

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from lpbnn.convert.transposed import is_transposed_linear
-from lpbnn.members.call import Call, is_batched, mask_arguments
+from lpbnn.members.call import Call, call_kind, is_batched, mask_arguments
 from lpbnn.members.passes import Loop, MemberPass, PassSlot
 from lpbnn.members.rows import expand_batch
 from lpbnn.registry import did_you_mean
@@ -61,7 +61,9 @@ class ExpansionPoints:
         self.paths = list(paths)
         self.slot = slot
         self.whole_network = self.paths == [""]
-        self.modules = [net.get_submodule(path) for path in self.paths if path]
+        self.modules = {net.get_submodule(path): path for path in self.paths if path}
+        # While a check runs: the inputs that hold no examples, by point and kind of call.
+        self.observed: dict[str, list[int]] | None = None
         # True if a part behind the shared one may run a few members at a time.
         self.can_loop = any(getattr(module, "loop_members", False) for module in self.modules)
         self.masks = {module: mask_arguments(module) for module in self.modules}
@@ -83,7 +85,13 @@ class ExpansionPoints:
             return None
         if state is None or state.count == 1:
             return None
-        own = Call(args, kwargs, self.masks[module], batch=state.batch, masks=state.masks)
+        key, shared = "", ()
+        if state.shared or self.observed is not None:
+            key = f"{self.modules[module]} {call_kind(args, kwargs)}"
+            shared = state.shared.get(key, ())
+        own = Call(args, kwargs, self.masks[module], None, state.batch, state.masks, shared)
+        if self.observed is not None:
+            self.observed.update(own.find_shared(key, state.rows))
         compiling = torch.compiler.is_compiling()
         any_examples = len(own.examples) > 0  # torch 2.11 does not compile bool(list)
         if any_examples and state.draw and _may_loop(module, compiling):

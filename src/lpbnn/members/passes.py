@@ -10,7 +10,7 @@ Activation checkpointing runs parts of the network again in the backward pass, w
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, Self
 
@@ -57,6 +57,7 @@ class MemberPass:
         mode: how the batch is expanded to the members.
         draw: members of one draw, if parts of the network may run a few members at a time; 0: they may not.
         masks: inputs of the network that hold no examples, whatever their size.
+        shared: which inputs of its expansion points hold none (``CallCheck.shared_inputs``).
     """
 
     def __init__(
@@ -67,10 +68,11 @@ class MemberPass:
         mode: BatchMode = "repeat",
         draw: int = 0,
         masks: Sequence[Tensor] = (),
+        shared: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self.sampled, self.batch, self.first = sampled, batch, first
         self.mode: BatchMode = mode
-        self.draw, self.masks = draw, masks
+        self.draw, self.masks, self.shared = draw, masks, shared or {}
         self.count = sampled.count
         self.rows = rows_needed(batch, self.count, mode)  # of the expanded batch
         self.expanded = False  # True once an expansion point has expanded the batch
