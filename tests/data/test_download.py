@@ -1,5 +1,7 @@
 """Fetching, extracting and unpickling published files; the server is this machine."""
 
+import contextlib
+import io
 import pickle
 import tarfile
 import threading
@@ -119,6 +121,36 @@ def test_missing_members_of_an_archive_are_extracted(
         member = target.parent / "set" / "one"
         assert member.read_bytes() == b"1"
         member.unlink()
+
+
+def archive(path: Path, members: list[tuple[str, bytes, str]]) -> str:
+    """Write a tar archive of (name, type, target of the link), and return its md5."""
+    with tarfile.open(path, "w:gz") as tar:
+        for name, kind, link in members:
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, link
+            content = b"evil" if kind == tarfile.REGTYPE else b""
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return _download.md5(path)
+
+
+@pytest.mark.parametrize("name", ["../mine", "{home}/mine", "set/../../mine", "link/mine"])
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE])
+def test_no_member_of_an_archive_is_written_elsewhere(
+    tmp_path: Path, server: tuple[Path, str], name: str, kind: bytes
+) -> None:
+    served, address = server
+    (home := tmp_path / "home").mkdir()
+    (home / "mine").write_bytes(b"mine")
+    link = ("link", tarfile.SYMTYPE, str(home))
+    members = [link, (name.format(home=home), kind, str(home / "mine"))]
+    checksum, target = archive(served / "a.tar.gz", members), home / "root" / "a.tar.gz"
+    with contextlib.suppress(ValueError):
+        _download.fetch([f"{address}/a.tar.gz"], checksum, target, extract=True)
+    assert (home / "mine").read_bytes() == b"mine"
+    assert sorted(path.name for path in home.iterdir()) == ["mine", "root"]
+    assert not any(path.is_symlink() for path in home.rglob("*"))
 
 
 def test_an_archive_with_another_md5_is_not_extracted(

@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,18 @@ def test_weights_with_odd_names_of_shared_tensors_are_told(tmp_path: Path, alias
     safetensors.torch.save_file(state, tmp_path / "weights.safetensors", {"aliases": aliases})
     with pytest.raises(RunError, match="damaged or cut short"):
         RunDir(tmp_path).state_dict()
+
+
+def test_a_packed_checkpoint_is_told_before_it_takes_memory(tmp_path: Path) -> None:
+    torch.save({"model": torch.zeros(2**20)}, tmp_path / "whole.pt")
+    with (
+        zipfile.ZipFile(tmp_path / "whole.pt") as whole,
+        zipfile.ZipFile(tmp_path / "checkpoint.pt", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for name in whole.namelist():
+            packed.writestr(name, whole.read(name))
+    with pytest.raises(RunError, match=r"4,19\d,\d+ bytes when unpacked"):
+        RunDir(tmp_path).checkpoint()
 
 
 def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:

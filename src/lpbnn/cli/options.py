@@ -155,8 +155,9 @@ def read_config(path: Path) -> RunConfig:
             f"{path} could not be read: {error.strerror}. Fix: check the path; lpbnn train --print-config "
             "prints such a file."
         ) from error
-    except (ValueError, TypeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} is no config: {error}") from error
+    except Exception as error:  # bytes that are no config can fail in any way at all
+        why = error if isinstance(error, ValueError | TypeError | yaml.YAMLError) else repr(error)
+        raise ValueError(f"{path} is no config: {why}") from error
 
 
 def _content(path: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""Published files: fetched and extracted by pooch, checked by md5, and read as data only.
+"""Published files: fetched by pooch, checked by md5, and read as data only.
 
 Pickles are read by an unpickler that admits dictionaries, lists, strings, numbers and plain numpy arrays.
 Arrays are rebuilt here from their bytes; numpy's own unpickling is never called.
@@ -9,11 +9,14 @@ from __future__ import annotations
 import hashlib
 import pickle
 import re
+import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from lpbnn.atomic import write_atomic
 
 DEFAULT_ROOT = Path("data")  # where files are looked for when no root is given
 
@@ -34,8 +37,8 @@ def md5(path: Path) -> str:
 def fetch(urls: Sequence[str], checksum: str, target: Path, extract: bool = False) -> Path:
     """Download `target` from the first of `urls` that answers with the file of this md5.
 
-    A file that is already there and has the right md5 is left alone. With `extract`, members of the tar
-    archive that are missing beside it are extracted; pooch does so after it has checked the md5.
+    A file that is already there and has the right md5 is left alone. With `extract`, files of the tar
+    archive that are missing beside it are extracted, after its md5 was checked.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -47,16 +50,35 @@ def fetch(urls: Sequence[str], checksum: str, target: Path, extract: bool = Fals
 
     failures = []
     for url in urls:
-        unpack = pooch.Untar(extract_dir=".") if extract else None
         try:
-            pooch.retrieve(url, f"md5:{checksum}", target.name, target.parent, processor=unpack)
-            return target
+            pooch.retrieve(url, f"md5:{checksum}", target.name, target.parent)
         except (OSError, ValueError) as error:  # no network, not found; the wrong bytes
             failures.append(f"{url}: {error}")
+        else:
+            if extract:
+                _extract(target)
+            return target
     raise OSError(
         f"{target} could not be downloaded ({'; '.join(failures)}). Fetch it by hand, expected md5 "
         f"{checksum}, and put it there."
     )
+
+
+def _extract(archive: Path) -> None:
+    """Write the files of a tar archive that are missing beside it; no links, and nothing elsewhere."""
+    folder = archive.parent.resolve()
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            target = folder / member.name
+            if not target.resolve().is_relative_to(folder):
+                raise ValueError(
+                    f"{archive} holds {member.name!r}, which leads out of {folder}. Fix: delete the archive "
+                    "and get it again."
+                )
+            content = tar.extractfile(member) if member.isreg() else None
+            if content is not None and not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                write_atomic(target, content.read())
 
 
 def unpickle(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import zipfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,6 +38,7 @@ def from_bytes(content: bytes, device: torch.device | str, where: str) -> dict[s
         RunError: if it is damaged or no checkpoint of a run.
     """
     try:
+        _require_stored(content)
         state = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
         if missing := KEYS - set(state):
             raise KeyError(f"it lacks {', '.join(sorted(missing))}")
@@ -47,6 +49,14 @@ def from_bytes(content: bytes, device: torch.device | str, where: str) -> dict[s
             "it and resume: the run then starts from the first epoch."
         ) from error
     return state
+
+
+def _require_stored(content: bytes) -> None:
+    """Refuse an archive whose parts take more room than the archive; ``torch.save`` packs nothing."""
+    with zipfile.ZipFile(io.BytesIO(content)) as stored:
+        total = sum(part.file_size for part in stored.infolist())
+    if total > len(content):  # a megabyte of zeros, packed, may stand for gigabytes
+        raise ValueError(f"{total:,} bytes when unpacked, and the file has {len(content):,}")
 
 
 def to_safetensors(state: Mapping[str, Tensor]) -> bytes:
