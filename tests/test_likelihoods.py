@@ -1,6 +1,7 @@
 """Likelihoods: negative log-likelihoods, their weighted means, summaries, and errors that name the fix."""
 
 import importlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -375,6 +376,9 @@ def test_rare_classes_weigh_more() -> None:
         weights = class_weights([800, 400, 200, 200], kind)
         assert weights[0] < weights[1] < weights[2] == weights[3]
     assert class_weights([6, 0, 2], "median")[1] == 0
+    shares = (0.5, 0.25, 0.25, 0.0)
+    expected = [1 / math.log(1.02 + share) for share in shares]
+    assert class_weights([4, 2, 2, 0], "log") == pytest.approx(expected)
 
 
 # Summaries

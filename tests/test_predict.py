@@ -50,6 +50,25 @@ class Noisy(UncertainModel):
             yield run
 
 
+class Lazy(UncertainModel):
+    """A method that defines its outputs alone, and draws while it computes them."""
+
+    def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
+        output = self.run_network(*args, **kwargs)
+        return stack_members([output + torch.randn_like(output)])
+
+
+def test_draws_in_the_call_itself_are_seeded_too() -> None:
+    model, x = Lazy(nn.Linear(4, 3)), torch.randn(5, 4)
+    state = torch.get_rng_state()
+    first, again, other = (lpbnn.predict(model, x, samples=3, seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first.probs, again.probs)
+    assert not torch.equal(first.probs, other.probs)
+    assert first.members is not None
+    assert not torch.equal(first.members[0], first.members[1])
+
+
 class Rate:
     """A user's likelihood: the rate of a Poisson distribution, and its variance."""
 

@@ -43,6 +43,15 @@ def test_risk_is_the_expectation_under_the_dirichlet(risk: Any) -> None:
     assert ((found - values.mean(0)).abs() < 4 * deviation).all()
 
 
+@pytest.mark.parametrize("risk", ["squared", "digamma"])
+def test_the_risk_of_soft_labels_is_an_expectation_too(risk: Any) -> None:
+    samples = Dirichlet(ALPHA).sample((200_000,))
+    labels = torch.tensor([[0.2, 0.5, 0.3], [1.0, 0.0, 0.0], [0.1, 0.1, 0.8]], dtype=torch.float64)
+    values = sampled_risk(samples, labels, risk)
+    deviation = values.std(0) / len(values) ** 0.5
+    assert ((bayes_risk(ALPHA, labels, risk) - values.mean(0)).abs() < 4 * deviation).all()
+
+
 @pytest.mark.parametrize("risk", RISKS)
 def test_risk_is_the_integral_over_a_beta(risk: Any) -> None:
     a, b = 2.5, 0.8

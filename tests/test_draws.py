@@ -1,0 +1,62 @@
+"""Draws from generators of their own, and draws that are repeated for a tracer."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from lpbnn.draws import PrivateDraws, RepeatedDraws
+
+
+def some_draws(generator: torch.Generator | None = None) -> list[Tensor]:
+    filled = torch.empty(2).normal_(generator=generator)
+    return [torch.randn(3, generator=generator), torch.rand(3, generator=generator), filled]
+
+
+def test_every_draw_of_a_block_is_repeated_in_its_place() -> None:
+    draws = RepeatedDraws()
+    with draws:
+        first = [*some_draws(), *some_draws()]
+    draws.repeat = True
+    for _ in range(2):
+        with draws:
+            again = [*some_draws(), *some_draws()]
+        assert all(map(torch.equal, first, again))
+    assert not torch.equal(first[0], first[3])
+
+
+def test_generators_are_told_apart_by_their_seeds() -> None:
+    """So that members may run in another order."""
+    draws = RepeatedDraws()
+    with draws:
+        first = {seed: some_draws(torch.Generator().manual_seed(seed)) for seed in (1, 2)}
+    draws.repeat = True
+    with draws:
+        for seed in (2, 1):
+            again = some_draws(torch.Generator().manual_seed(seed))
+            assert all(map(torch.equal, first[seed], again))
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_private_draws_are_those_of_torchs_generator_with_that_seed(seed: int) -> None:
+    like = torch.zeros(4)
+
+    def drawn() -> list[Tensor]:
+        return [
+            *some_draws(),
+            torch.randn_like(like),
+            torch.rand_like(like),
+            torch.randint(9, (4,)),
+            torch.randperm(5),
+            torch.bernoulli(torch.full((9,), 0.5)),
+            like.clone().bernoulli_(0.5),
+            like.clone().uniform_(),
+            torch.full((3,), 0.5).multinomial(2),
+        ]
+
+    state = torch.get_rng_state()
+    with PrivateDraws(seed):
+        found = drawn()
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(seed)
+    for one, other in zip(found, drawn(), strict=True):
+        assert torch.equal(one, other)
