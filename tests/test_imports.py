@@ -170,6 +170,13 @@ def test_the_extras_are_those_of_the_package() -> None:
     assert {re.split(r"[>=<]", line)[0] for line in project["dependencies"]} == {"torch", "numpy"}
 
 
+# Torch, NumPy and pytest alone.
+WITHOUT = (
+    "import sys\n"
+    f"for name in {sorted(EXTRAS)} + ['lightning', 'PIL', 'yaml', 'pooch']: sys.modules[name] = None\n"
+)
+
+
 @pytest.mark.parametrize(
     ("used", "extra"),
     [
@@ -178,18 +185,22 @@ def test_the_extras_are_those_of_the_package() -> None:
         ("lpbnn.LPBNNClassifier", "sklearn"),
         ("lpbnn.report", "train"),
         ("lpbnn.training", "train"),
+        ("lpbnn.predict(model, iter([x]), progress=True)", "train"),
+        ("lpbnn.calibration.fit_noise_scale(model, [(x, y)])", "metrics"),
+        ("lpbnn.calibration.risk_threshold(x[:, 0], x[:, 0] > 0, 0.5)", "metrics"),
     ],
 )
 def test_torch_and_numpy_are_enough_and_an_error_names_the_extra(used: str, extra: str) -> None:
     code = (
-        "import sys\n"
-        f"for name in {sorted(EXTRAS)} + ['lightning', 'PIL', 'yaml', 'pooch']: sys.modules[name] = None\n"
+        f"{WITHOUT}"
         "import torch, lpbnn\n"
         "import lpbnn.calibration, lpbnn.likelihoods, lpbnn.check\n"
         "model = lpbnn.build(torch.nn.Linear(4, 3), num_data=8)\n"
         "x, y = torch.randn(8, 4), torch.randint(0, 3, (8,))\n"
         "model.loss(x, y)['loss'].backward()\n"
         "assert lpbnn.predict(model.eval(), x).probs.shape == (8, 3)\n"
+        "assert lpbnn.backbones.build('mlp', 3, image_size=8)\n"
+        "import lpbnn.testing\n"
         f"try:\n    {used}\nexcept ImportError as error:\n    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
+
+from lpbnn.extras import missing
 
 _NESTED = ("state_dict", "model", "model_state_dict")  # where checkpoints keep the weights
 _COUNTER = "num_batches_tracked"  # of batch norm: no weight, and older files lack it
@@ -119,6 +120,10 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a file by name, and what it says of itself; its first bytes tell the format."""
     if not path.is_file():
         raise ValueError(f"there is no file of weights at {path}. {_FIX}.")
+    try:
+        from safetensors import safe_open
+    except ModuleNotFoundError as error:
+        raise missing(error) from error
     with path.open("rb") as file:
         safetensors = file.read(9)[8:] == b"{"  # a length of eight bytes, then JSON
     try:
