@@ -500,7 +500,7 @@ def test_threads_that_share_the_first_batch_find_the_same() -> None:
         for thread in threads:
             thread.join()
         assert len(found) == 6
-        assert list(model.checks.values()) == [CallCheck("batched", True)]
+        assert [check[:2] for check in model.checks.values()] == [("batched", True)]
 
 
 @pytest.mark.parametrize(
@@ -586,7 +586,7 @@ def test_a_first_input_without_a_batch_does_not_slow_down_the_next_one(method: s
     with contextlib.suppress(ValueError, RuntimeError):
         lpbnn.predict(model, x[0])
     whole = lpbnn.predict(model, x, seed=0)
-    assert model.call((x,), {}).check == CallCheck("batched", True)
+    assert model.call((x,), {}).check[:2] == ("batched", True)
     torch.testing.assert_close(lpbnn.predict(model, x, seed=0, chunk=5).probs, whole.probs)
 
 

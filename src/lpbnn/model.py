@@ -183,7 +183,7 @@ class UncertainModel(WideBuffers):
             loops = (check for check in self.checks.values() if check.execution == "loop")
             known = next(loops, CallCheck())
             found = CallCheck(known.execution, known.independent_rows)
-        shared = found.shared_inputs.get("", ())
+        shared = found.shared_inputs.get("")
         return Call(args, kwargs, self.mask_arguments, found, shared=shared)
 
     def compare(self, call: Call) -> None:

@@ -153,7 +153,11 @@ def test_padding_under_the_name_of_a_mask_of_attention_goes_with_its_examples(
 
     model = lpbnn.build(Padded().double(), method)
     x, padding = inputs(TIME + 2)
-    assert lpbnn.predict(model, (x, padding.double()), chunk=chunk).probs.shape == (TIME + 2, 3)
+    found = lpbnn.predict(model, (x, padding.double()), seed=0, chunk=chunk).probs
+    assert found.shape == (TIME + 2, 3)
+    square = (x[:TIME], padding[:TIME].double())  # as many examples as steps
+    again = lpbnn.predict(model, square, seed=0, chunk=chunk).probs
+    torch.testing.assert_close(again, found[:TIME])
 
 
 class ByHead(nn.Module):

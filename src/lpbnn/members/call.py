@@ -60,7 +60,7 @@ class Call:
         check: what is known of calls of this kind.
         batch: the number of examples, if it is not that of the first tensor.
         masks: other tensors that hold no examples.
-        shared: the same, by their place among the tensors.
+        shared: the same, by their place among the tensors; None if not known: those of ``special`` then.
 
     Example:
         >>> call = Call((torch.tensor([10, 20, 30]),), {"scale": torch.ones(2)})
@@ -78,11 +78,10 @@ class Call:
         check: CallCheck | None = None,
         batch: int | None = None,
         masks: Sequence[Tensor] = (),
-        shared: Sequence[int] = (),
+        shared: Sequence[int] | None = None,
     ) -> None:
-        self.args, self.kwargs = args, kwargs
+        self.args, self.kwargs, self.special = args, kwargs, special
         self.check = check or CallCheck()
-        self.special, self.shared = special, shared
         self.batch = batch_size(args, kwargs) if batch is None else batch
         self.masks = list(masks)
         if shared:
@@ -96,7 +95,8 @@ class Call:
             # Oblong masks may be padding masks (batch, time), in a module that gives these the same name.
             square = value.dim() == 2 and value.shape[0] == value.shape[1]
             if kind == "mask" and square:
-                self.masks.append(value)
+                if shared is None:
+                    self.masks.append(value)
             elif (
                 value.dim() == 3 and self.batch < value.shape[0] and not value.shape[0] % self.batch
             ):
@@ -141,7 +141,7 @@ class Call:
 
     def replace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Call":
         """Return the call with other tensors in the place of these."""
-        return Call(args, kwargs, self.special, shared=self.shared)
+        return Call(args, kwargs, self.special, self.check, shared=self.find_shared().get(""))
 
     def copy(self) -> "Call":
         """Return the call with tensors in memory of their own, for a network that changes its inputs."""
@@ -157,20 +157,21 @@ class Call:
             rows: of the expanded batch, if some tensors may be expanded.
 
         Returns:
-            The places of these tensors under the key; empty if there are none.
+            The places of these tensors, under the key; nothing if a mask has as many rows as there are
+            examples, which may be one of padding.
 
         Example:
             >>> Call((torch.zeros(4, 2), {"table": torch.zeros(3, 2)}), {}).find_shared()
             {'': [1]}
         """
-        found = [
-            i
-            for i, x in enumerate(self.tensors)
-            if x.dim() > 0
-            and x.shape[0] not in (self.batch, rows)
-            and all(x is not mask for mask in self.head_masks)
-        ]
-        return {key: found} if found else {}
+        found = []
+        for i, x in enumerate(self.tensors):
+            other = x.dim() > 0 and x.shape[0] not in (self.batch, rows)
+            if other and all(x is not mask for mask in self.head_masks):
+                found.append(i)
+            elif any(x is mask for mask in self.masks):
+                return {}
+        return {key: found}
 
 
 def call_kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

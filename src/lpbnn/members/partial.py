@@ -85,10 +85,10 @@ class ExpansionPoints:
             return None
         if state is None or state.count == 1:
             return None
-        key, shared = "", ()
+        key, shared = "", None
         if state.shared or self.observed is not None:
             key = f"{self.modules[module]} {call_kind(args, kwargs)}"
-            shared = state.shared.get(key, ())
+            shared = state.shared.get(key)
         own = Call(args, kwargs, self.masks[module], None, state.batch, state.masks, shared)
         if self.observed is not None:
             self.observed.update(own.find_shared(key, state.rows))
