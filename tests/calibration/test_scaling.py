@@ -47,6 +47,19 @@ def held_out(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
     return list(zip(x.split(100), y.split(100), strict=True))
 
 
+def test_a_model_in_training_mode_is_calibrated_in_evaluation_mode() -> None:
+    """Its dropout and batch norm included, whose statistics stay as they are."""
+    net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+    model = lpbnn.build(net, "mcp").eval()
+    batches = held_out(model)
+    expected = calibrate(copy.deepcopy(model), batches)
+    before = copy.deepcopy(net.state_dict())
+    found = calibrate(model.train(), batches)
+    torch.testing.assert_close(found.scale, expected.scale)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert all(module.training for module in net.modules())
+
+
 # What is fitted
 
 

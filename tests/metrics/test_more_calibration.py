@@ -65,6 +65,12 @@ def test_maps_count_their_pixels_and_leave_out_the_ignored(name: str) -> None:
     assert metric(maps, targets, ignore_index=255) == pytest.approx(expected)
 
 
+def test_the_bounds_of_an_interval_belong_to_it() -> None:
+    targets = torch.tensor([0.0, 1.0, 0.5, -0.1, 1.1])
+    found = metrics.interval_coverage(torch.zeros(5), torch.ones(5), targets)
+    assert found == pytest.approx(0.6)
+
+
 @pytest.mark.parametrize("name", ["adaptive_ece", "classwise_ece"])
 def test_what_is_no_distribution_is_refused(name: str) -> None:
     probs, labels = classes(10)
