@@ -11,9 +11,17 @@ from scipy.io import savemat
 
 from lpbnn import data
 from lpbnn.data import cifar, svhn
-from lpbnn.data.cifar import Rows
 
-SMALL = Rows(train=50, test=10, svhn=12)
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of 50, 10 and 12 examples are whole."""
+    monkeypatch.setattr(cifar, "TRAIN", 50)
+    monkeypatch.setattr(cifar, "TEST", 10)
+    monkeypatch.setattr(svhn, "ROWS", 12)
+
+
+pytestmark = pytest.mark.usefixtures("few")
 
 
 def batch(rows: int, seed: int, classes: int = 10) -> dict[bytes, object]:
@@ -54,7 +62,7 @@ def write_svhn(root: Path, rows: int = 12) -> None:
 
 
 def small(root: Path, name: str = "cifar10", **options: object) -> data.Splits:
-    return data.load(name, root, **{"checksum": "any", "rows": SMALL, **options})
+    return data.load(name, root, **{"checksum": "any", **options})
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -131,13 +139,16 @@ def test_a_validation_part_that_leaves_nothing_is_refused(tmp_path: Path, val: i
 def test_a_file_without_the_published_md5_is_refused(tmp_path: Path) -> None:
     write_cifar10(tmp_path)
     with pytest.raises(ValueError, match=r"data_batch_1 .*has md5 .*published is c99c.*='any'"):
-        data.load("cifar10", tmp_path, rows=SMALL)
+        data.load("cifar10", tmp_path)
     with pytest.raises(ValueError, match="checksum='none'; expected 'published' or 'any'"):
         small(tmp_path, checksum="none")
 
 
-def test_the_default_wants_the_published_number_of_rows(tmp_path: Path) -> None:
+def test_the_published_number_of_rows_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_cifar10(tmp_path)
+    monkeypatch.undo()
     with pytest.raises(ValueError, match=r"shape \(10, 3072\).*expected \(10000, 3072\)"):
         data.load("cifar10", tmp_path, checksum="any")
 

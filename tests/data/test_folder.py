@@ -1,5 +1,6 @@
 """Pictures in folders: what is found, held out and brought to one size."""
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -107,6 +108,12 @@ def test_links_to_folders_are_followed(plain: Path, tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         (linked / name).symlink_to(plain / name)
     assert held(load(linked).train) == held(load(plain).train)
+
+
+def test_names_may_be_any_bytes(plain: Path) -> None:
+    shutil.copytree(plain / "cat", plain / os.fsdecode(b"\xff"))
+    (plain / "cat" / "00.png").rename(plain / "cat" / os.fsdecode(b"\xfe.png"))
+    assert load(plain).num_classes == 3
 
 
 def test_the_name_tells_other_pictures_and_not_another_place(plain: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -30,19 +30,7 @@ Checksum = Literal["published", "any"]
 Measure = Literal["test", "val"]
 
 
-class Rows(NamedTuple):
-    """Number of examples in the files; another number is an error.
-
-    >>> Rows()
-    Rows(train=50000, test=10000, svhn=26032)
-    """
-
-    train: int = 50_000
-    test: int = 10_000
-    svhn: int = svhn.ROWS
-
-
-PUBLISHED = Rows()
+TRAIN, TEST = 50_000, 10_000  # examples in the files; another number is an error
 
 
 @dataclass(frozen=True)
@@ -114,7 +102,6 @@ def load(
     download: bool = False,
     checksum: Checksum = "published",
     measure: Measure = "test",
-    rows: Rows = PUBLISHED,
 ) -> Splits:
     """CIFAR-10 with its 10 classes, or CIFAR-100 with its 100 fine classes.
 
@@ -134,10 +121,9 @@ def load(
     ...
     ValueError: cifar100: val=50000; expected 0 <= val < 50000, some images must be left to train.
     """
-    rows = Rows(*rows)
-    if not 0 <= val < rows.train:
+    if not 0 <= val < TRAIN:
         raise ValueError(
-            f"{family.name}: val={val}; expected 0 <= val < {rows.train}, some images must be left "
+            f"{family.name}: val={val}; expected 0 <= val < {TRAIN}, some images must be left "
             "to train."
         )
     if checksum not in ("published", "any"):
@@ -150,9 +136,9 @@ def load(
     root = DEFAULT_ROOT if root is None else root
     folder = _folder(family, root, download)
     copies = _check(folder, family.train | family.test, checksum)
-    train = _read(family, folder, tuple(family.train), rows.train)
-    test = _read(family, folder, tuple(family.test), rows.test)
-    ood, notes = _svhn(root, rows.svhn, download)
+    train = _read(family, folder, tuple(family.train), TRAIN)
+    test = _read(family, folder, tuple(family.test), TEST)
+    ood, notes = _svhn(root, download)
     if copies:
         notes.insert(0, f"a copy: no published md5 for {', '.join(copies)}")
     # numpy promises that a RandomState's stream never changes; torch does not.
@@ -264,14 +250,14 @@ def _batch(family: Family, path: Path, rows: int) -> tuple[np.ndarray, np.ndarra
     return images, labels.astype(np.int64)
 
 
-def _svhn(root: Path, rows: int, download: bool) -> tuple[dict[str, Dataset], list[str]]:
+def _svhn(root: Path, download: bool) -> tuple[dict[str, Dataset], list[str]]:
     """SVHN's test part under the name "svhn", or nothing and the reason."""
     path = svhn.path_of(root)
     if not path.is_file() and not download:
         note = f"no out-of-distribution part: {path} is missing (to fetch it: lpbnn data download)"
         _LOG.warning("%s", note)
         return {}, [note]
-    images = svhn.read(root, rows=rows, download=download).inputs
+    images = svhn.read(root, download=download).inputs
     notes = [] if svhn.is_published(root) else ["SVHN from a copy without the published md5"]
     return {"svhn": Dataset(images, torch.full((len(images),), NOT_A_CLASS))}, notes
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -152,7 +153,7 @@ def _held_out(
                 "give a smaller share (--data.val 0)."
             )
         # numpy promises that a RandomState's stream never changes. No class depends on the others.
-        random = np.random.RandomState([seed, crc32(name.encode())])
+        random = np.random.RandomState([seed, crc32(os.fsencode(name))])
         order = random.permutation(len(pictures))
         cuts = np.cumsum(list(counts.values()), dtype=int)
         for part, chosen in zip((*counts, "train"), np.split(order, cuts), strict=True):
@@ -236,7 +237,7 @@ def _fingerprint(tree: Tree) -> str:
     lines = sorted(
         f"{p.relative_to(tree.root).as_posix()} {p.stat().st_size}" for p in _paths(tree.parts)
     )
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:6]
+    return hashlib.sha256(os.fsencode("\n".join(lines))).hexdigest()[:6]
 
 
 def _left_out(tree: Tree) -> list[str]:

@@ -114,12 +114,6 @@ class Part(NamedTuple):
     native: Size
     counts: np.ndarray
 
-    def where(self, chosen: np.ndarray) -> Part:
-        """The pairs for which `chosen`, (N,), is true."""
-        rows = np.flatnonzero(chosen)
-        images, labels = (tuple(paths[i] for i in rows) for paths in self[:2])
-        return self._replace(images=images, labels=labels, counts=self.counts[rows])
-
 
 def load(
     street: Street,
@@ -144,18 +138,17 @@ def load(
     for part in found.values():
         _require_one_size(part.images[0], part.native, first.images[0], first.native)
     train, val, *tests = found.values()
+    if tests:
+        test = tests[0]
+    else:  # the test part is what of the others shows an anomaly
+        images, labels = train.images + val.images, train.labels + val.labels
+        test = Part(images, labels, first.native, np.concatenate([train.counts, val.counts]))
+    if street.test_anomalous or not tests:
+        test = _showing(street, test, anomaly=True)
+    if street.train_ordinary or not tests:
+        train = _showing(street, train, anomaly=False)
     if not tests:
-        both = Part(
-            train.images + val.images,
-            train.labels + val.labels,
-            first.native,
-            np.concatenate([train.counts, val.counts]),
-        )
-        test = _with_anomalies(street, both)
-        train, val = (_without_anomalies(street, part) for part in (train, val))
-    else:
-        test = _with_anomalies(street, tests[0]) if street.test_anomalous else tests[0]
-        train = _without_anomalies(street, train) if street.train_ordinary else train
+        val = _showing(street, val, anomaly=False)
     shown = parse_size(street.name, size) or first.native
     parts = [_examples(street, part, shown, training=part is train) for part in (train, val, test)]
     fits = sum(map(len, parts)) * 4 * shown[0] * shown[1] <= memory * 2**30
@@ -226,31 +219,24 @@ def _lacking(folder: Path, layout: Mapping[str, Folder]) -> list[str]:
     return [path for path in needed if not (folder / path).is_dir()]
 
 
-def _shows_anomaly(street: Street, part: Part) -> np.ndarray:
-    return part.counts[:, list(street.anomalies)].sum(1) > 0
-
-
-def _with_anomalies(street: Street, part: Part) -> Part:
-    """The pairs that show an anomaly; that none does is an error."""
-    chosen = part.where(_shows_anomaly(street, part))
-    return _some(street, chosen, part, "has a pixel of", "such pixels")
-
-
-def _without_anomalies(street: Street, part: Part) -> Part:
-    """The pairs without an anomaly; that none is left is an error."""
-    chosen = part.where(~_shows_anomaly(street, part))
-    return _some(street, chosen, part, "is without", "pictures that have none")
-
-
-def _some(street: Street, chosen: Part, among: Part, what: str, fix: str) -> Part:
-    if not chosen.images:
-        folders = sorted({str(label.parent) for label in among.labels})
+def _showing(street: Street, part: Part, anomaly: bool) -> Part:
+    """The pairs that show an anomaly, or those that show none; that there is none of them is an error."""
+    shows = part.counts[:, list(street.anomalies)].sum(1) > 0
+    rows = np.flatnonzero(shows == anomaly)
+    if not len(rows):
+        what, fix = (
+            ("has a pixel of", "such pixels")
+            if anomaly
+            else ("is without", "pictures that have none")
+        )
+        folders = sorted({str(label.parent) for label in part.labels})
         raise ValueError(
-            f"{street.name}: none of the {len(among.labels):,} label maps in {', '.join(folders)} {what} "
+            f"{street.name}: none of the {len(part.labels):,} label maps in {', '.join(folders)} {what} "
             f"label id {' or '.join(map(str, street.anomalies))} (the anomaly), so a part of the data is "
             f"empty. Fix: give a root (--data-root) with {fix}, or load other data."
         )
-    return chosen
+    images, labels = (tuple(paths[i] for i in rows) for paths in part[:2])
+    return part._replace(images=images, labels=labels, counts=part.counts[rows])
 
 
 def _unlike_published(street: Street, found: Mapping[str, Part]) -> list[str]:

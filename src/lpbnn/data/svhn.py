@@ -38,10 +38,8 @@ def is_published(root: Path | None) -> bool:
     return path.is_file() and md5(path) == MD5
 
 
-def read(root: Path | None = None, *, rows: int = ROWS, download: bool = False) -> Dataset:
+def read(root: Path | None = None, *, download: bool = False) -> Dataset:
     """The digits as uint8 (N, 3, 32, 32), targets 0..9.
-
-    `rows` is how many examples the file must have: the published number unless told otherwise.
 
     >>> read(Path("/nowhere"))
     Traceback (most recent call last):
@@ -57,10 +55,10 @@ def read(root: Path | None = None, *, rows: int = ROWS, download: bool = False) 
             )
         fetch([URL], MD5, path)
     images, labels = _matrices(path)
-    if len(images) != rows or labels.shape != (rows,):
+    if len(images) != ROWS or labels.shape != (ROWS,):
         raise ValueError(
             f"{path} holds {len(images):,} images and {labels.size:,} labels; expected "
-            f"{rows:,} of each. Delete it and download it again."
+            f"{ROWS:,} of each. Delete it and download it again."
         )
     if labels.min(initial=1) < 1 or labels.max(initial=1) > 10:
         raise ValueError(
