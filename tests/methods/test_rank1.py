@@ -24,6 +24,14 @@ def test_the_prior_is_the_one_that_was_asked_for() -> None:
     assert kl(init_std=0.0, std=0.3, prior_std=0.6) == pytest.approx(5 * each, rel=1e-4)
 
 
+def test_the_divergence_is_divided_by_the_number_of_examples() -> None:
+    whole = kl(init_std=0.0, std=0.3)
+    model = lpbnn.build(nn.Linear(3, 2), "rank1", num_data=50, init_std=0.0, std=0.3)
+    found = model.loss(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))["kl"].item()
+    assert whole > 1
+    assert found == pytest.approx(whole / 50)
+
+
 def test_the_defaults_are_those_of_the_paper() -> None:
     config = rank1.Config(num_data=1)
     assert (config.std, config.prior_std, config.anneal) == (0.1, 0.1, pytest.approx(2 / 3))
