@@ -2,6 +2,7 @@
 
 import io
 import multiprocessing
+import re
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,16 @@ from typing import Any
 
 import pytest
 import torch
+from markupsafe import Markup
 from processes import a_command
 from rich.console import Console
 
-from lpbnn import data, experiments
+from lpbnn import data, experiments, methods
 from lpbnn.data import Splits
+from lpbnn.experiments import _demo_pictures as pictures
 from lpbnn.experiments import _suite, demo, diversity, stability, table1, table2
-from lpbnn.experiments._suite import run_all
+from lpbnn.experiments._suite import in_processes, run_all
+from lpbnn.report.page import Picture
 from lpbnn.training import EvalConfig, RunConfig
 from lpbnn.training.build import build_model, load_data
 
@@ -96,8 +100,72 @@ def test_the_demo_and_diversity_share_their_settings() -> None:
     assert diversity.settings(diversity.Config(), "lpbnn", 0) == demo.settings("lpbnn", 0)
 
 
+def test_every_answer_of_the_demo_averages_as_many_predictions() -> None:
+    """Four where a method has members; those of one network, and MIMO's heads, have what they have."""
+    for name in methods.names():
+        run, options = demo.settings(name, 0), methods.load(name).Config()
+        assert run.evaluate.samples * getattr(options, "members", 1) in {1, 3, 4}
+        assert not run.method_options
+
+
+def test_the_demo_draws_its_pictures_with_the_numbers_of_this_run() -> None:
+    for picture in (pictures.two_moons(steps=3), pictures.regression(steps=3)):
+        assert picture.svg.startswith("<svg")
+        assert "LP-BNN" in picture.svg
+        assert "Adam" in picture.text[-1]  # which settings suit the case
+    assert re.search(r"LP-BNN: NLL \S+, coverage \d\.\d\d, AUROC \d\.\d\d", picture.text[1])
+
+
 @pytest.mark.slow
-def test_diversity_shows_the_runs_of_the_demo(tmp_path: Path, console: Console) -> None:
+def test_the_demo_draws_a_street_and_times_a_larger_network() -> None:
+    street = pictures.street_scene(epochs=1)
+    assert "AUROC total 0." in street.text[1]
+    assert "<image" in street.svg
+    price, sentence = pictures.cost(repeats=2)
+    assert "LP-BNN takes ×" in sentence
+    assert "×4.00" in price.text[0]
+
+
+@pytest.mark.slow
+def test_functions_run_in_processes_of_one_thread_each() -> None:
+    assert in_processes([torch.get_num_threads] * 2, 2) == [1, 1]
+
+
+@pytest.mark.slow
+def test_the_demos_page_opens_with_pictures_and_ends_with_its_link(
+    tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    picture = Picture("moons", "Two moons", ("what they show",), Markup("<svg></svg>"))
+    monkeypatch.setattr(demo, "pictures", lambda jobs: [picture])
+    page = tmp_path / "a [b] page.html"
+
+    def cost() -> tuple[Picture, str]:
+        seen.append(page.read_text())  # the first page, before the runs are compared
+        return picture._replace(name="price"), "LP-BNN is cheap"
+
+    monkeypatch.setattr(demo, "measured_cost", cost)
+    demo.run(
+        demo.Config(out=tmp_path / "d", report=page, seeds=1, methods=("mcp",), jobs=1), console
+    )
+    (first,), whole = seen, page.read_text()
+    assert "what they show" in first
+    assert 'id="comparison"' not in first
+    order = [whole.index(f'id="{name}"') for name in ("moons", "price", "comparison")]
+    assert order == sorted(order)
+    assert "<p>LP-BNN is cheap.</p>" in whole
+    shown = console.export_text()
+    assert "LP-BNN is cheap." in shown
+    assert shown.rstrip().endswith(f"the whole report: {page.as_uri()}")
+
+
+@pytest.mark.slow
+def test_diversity_shows_the_runs_of_the_demo(
+    tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture = Picture("moons", "Two moons", ("what they show",), Markup("<svg></svg>"))
+    monkeypatch.setattr(demo, "pictures", lambda jobs: [picture])
+    monkeypatch.setattr(demo, "measured_cost", lambda: (picture, "LP-BNN is cheap"))
     config = demo.Config(
         out=tmp_path / "demo", report=tmp_path / "r.html", seeds=1, methods=("mcp", "lpbnn"), jobs=2
     )

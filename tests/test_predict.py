@@ -211,6 +211,7 @@ def test_a_users_likelihood_has_values() -> None:
     torch.testing.assert_close(p.values, model(x).exp().mean(0))
     torch.testing.assert_close(p.epistemic, model(x).exp().var(0, unbiased=False))
     torch.testing.assert_close(p.aleatoric, p.values)
+    torch.testing.assert_close(p.std, (p.aleatoric + p.epistemic).sqrt())
     torch.testing.assert_close(p.ood_score, p.total.sum(1))
 
 

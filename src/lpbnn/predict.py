@@ -111,12 +111,15 @@ class Prediction:
     def std(self) -> Tensor:
         """Standard deviation of the predicted numbers, in the targets' unit: the root of ``total``.
 
+        Also of a likelihood of your own, if its ``summary`` returns numbers with their variance.
+
         >>> import lpbnn
         >>> p = predict(lpbnn.build(nn.Linear(4, 2), "mcp", task="regression"), torch.randn(3, 4))
         >>> p.std.shape, torch.allclose(p.std**2, p.aleatoric + p.epistemic)
         (torch.Size([3, 1]), True)
         """
-        self._require("std", "mean")
+        if self.quantity != "values":
+            self._require("std", "mean")
         return self.total.sqrt()
 
     @property

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from rich.console import Console
@@ -27,6 +27,8 @@ from lpbnn.training.environment import BESIDE
 from lpbnn.training.files import RunError
 from lpbnn.training.run import run
 from lpbnn.training.rundir import RunDir
+
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     from lpbnn.report import PaperTable, Table
@@ -202,6 +204,19 @@ def _in_processes(
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def in_processes(works: Sequence["Callable[[], T]"], jobs: int | None = None) -> "list[T]":
+    """Return what the functions return, each called in a process with one thread.
+
+    Args:
+        works: functions of a module, without arguments; the longest first.
+        jobs: number of processes; None: one per core.
+    """
+    context = multiprocessing.get_context("spawn")
+    jobs = jobs or min(len(works), os.cpu_count() or 1)
+    with ProcessPoolExecutor(jobs, context, _start, (1, jobs)) as pool:
+        return [future.result() for future in [pool.submit(work) for work in works]]
 
 
 def _data(config: RunConfig) -> Splits:

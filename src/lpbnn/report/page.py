@@ -34,6 +34,16 @@ class Section(NamedTuple):
     data: Any
 
 
+class Picture(NamedTuple):
+    """A section before the chapters: a drawing and the paragraphs that explain it."""
+
+    name: str
+    """The anchor."""
+    title: str
+    text: Sequence[str]
+    svg: Markup
+
+
 class Chapter(NamedTuple):
     """The part of the page about one data set."""
 
@@ -51,20 +61,26 @@ def write_report(
     out: str | Path,
     title: str | None = None,
     reference: PaperTable | None = None,
+    pictures: Sequence[Picture] = (),
+    cost: str = "",
 ) -> Path:
     """Write the page about some runs.
 
     Args:
         runs: run folders, or files that ``lpbnn keep`` wrote; runs of several data sets get a part each.
+            There may be none where there are pictures.
         out: the file; its folder is made where it is missing, an older page of that name is replaced.
         title: of the page; None names the data.
         reference: published numbers to stand beside ours.
+        pictures: sections that open the page.
+        cost: the verdict's sentence on cost, in place of the one that the runs give.
 
     Returns:
         the path of the page.
     """
     target = Path(out)
-    text = page(read_runs(runs), title, reference)
+    runs = list(runs)
+    text = page(read_runs(runs) if runs or not pictures else [], title, reference, pictures, cost)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(
         target, text.encode(errors="backslashreplace")
@@ -87,7 +103,13 @@ def tell_report(
     return written
 
 
-def page(runs: Sequence[Run], title: str | None = None, reference: PaperTable | None = None) -> str:
+def page(
+    runs: Sequence[Run],
+    title: str | None = None,
+    reference: PaperTable | None = None,
+    pictures: Sequence[Picture] = (),
+    cost: str = "",
+) -> str:
     """The page as text; the same runs give the same text."""
     parts = {data: grouped(part) for data, part in by_data(runs).items()}
     # A row has the same colour in every chapter.
@@ -97,13 +119,14 @@ def page(runs: Sequence[Run], title: str | None = None, reference: PaperTable | 
         prefix = f"d{number}-" if len(parts) > 1 else ""
         groups = [replace(group, index=index[group.label]) for group in groups]
         with fitting(run.path for run in runs):
-            chapters.append(chapter(groups, data, prefix, reference))
+            chapters.append(chapter(groups, data, prefix, reference, cost))
     script, style = _own("page.js"), _own("style.css")
     return (
         _templates()
         .get_template("page.html.j2")
         .render(
             title=title or f"Uncertainty on {in_words(list(parts))}",
+            pictures=pictures,
             chapters=chapters,
             script=script,
             style=style,
@@ -115,7 +138,11 @@ def page(runs: Sequence[Run], title: str | None = None, reference: PaperTable | 
 
 
 def chapter(
-    groups: Sequence[Group], data: str, prefix: str = "", reference: PaperTable | None = None
+    groups: Sequence[Group],
+    data: str,
+    prefix: str = "",
+    reference: PaperTable | None = None,
+    cost: str = "",
 ) -> Chapter:
     """The verdict on the runs of a data set and every section that has something to show."""
     comparison = tables.compare(groups, reference)
@@ -141,7 +168,7 @@ def chapter(
     ]
     shown = [section for section in sections if section.name == "comparison" or _has(section.data)]
     figure = trade_offs[0] if trade_offs else None
-    return Chapter(data, prefix, _lead(groups), verdict(groups, comparison), figure, shown)
+    return Chapter(data, prefix, _lead(groups), verdict(groups, comparison, cost), figure, shown)
 
 
 def _has(data: Any) -> bool:

@@ -11,11 +11,12 @@ MOST = 3  # names in a sentence
 TIMES = {"train/seconds": "to train", "cost/predict_seconds_per_1000": "to predict"}
 
 
-def verdict(groups: Sequence[Group], comparison: Table) -> list[str]:
+def verdict(groups: Sequence[Group], comparison: Table, cost: str = "") -> list[str]:
     """Say in three sentences what the comparison and the costs show; fewer where less was measured.
 
     Differences within the noise over seeds are called that, by the rule that marks the table's cells. Rows
     that are not ranked, and networks that do not compare, are named.
+    ``cost`` takes the place of the sentence on the costs of these runs.
     """
     columns = {column.key: column for column in comparison.columns}
     detection = [c for c in comparison.columns if c.info.key == "auroc"][:1]
@@ -34,7 +35,7 @@ def verdict(groups: Sequence[Group], comparison: Table) -> list[str]:
             f"the rows are of different networks ({in_words(backbones)})" * (len(backbones) > 1),
         ],
         [_on(comparison, column) for column in (*calibration, *detection)],
-        [_cost([g for g in groups if g.label not in out], groups, leaders)],
+        [cost or _cost([g for g in groups if g.label not in out], groups, leaders)],
     ]
     sentences = ["; ".join(filter(None, parts)) for parts in found]
     return [f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences if sentence]
