@@ -6,6 +6,7 @@ from networks import ResNet, settle
 from torch import nn
 
 import lpbnn
+from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.rank_one.ensemble import RankOneEnsemble
 
 
@@ -98,3 +99,19 @@ def test_a_state_that_names_no_way_to_run_members_is_refused(x: torch.Tensor) ->
     state["_extra_state"] = torch.tensor(list(text), dtype=torch.uint8)
     with pytest.raises(ValueError, match="no way to run members: 'batchee'"):
         model.load_state_dict(state)
+
+
+def test_a_state_of_other_expansion_points_leaves_those_that_were_asked_for() -> None:
+    def built(**options: str) -> MemberEnsemble:
+        net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        model = lpbnn.build(net, "batchensemble", include="2", **options)
+        assert isinstance(model, MemberEnsemble)
+        return model
+
+    late, whole, x = built(), built(expand_at=""), torch.randn(6, 4)
+    expected = lpbnn.predict(late, x).probs
+    assert late.expand_at == ["2"]
+    whole.load_state_dict(late.state_dict())
+    assert whole.expand_at == [""]
+    assert not whole.checks  # to be compared again
+    torch.testing.assert_close(lpbnn.predict(whole, x).probs, expected)
