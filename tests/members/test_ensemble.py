@@ -1,5 +1,7 @@
 """A prediction leaves the modules' modes alone, and refresh finds layers that were replaced."""
 
+import json
+
 import pytest
 import torch
 from networks import ResNet, settle
@@ -98,6 +100,24 @@ def test_a_state_that_names_no_way_to_run_members_is_refused(x: torch.Tensor) ->
     text = bytes(state["_extra_state"].tolist()).replace(b"batched", b"batchee")
     state["_extra_state"] = torch.tensor(list(text), dtype=torch.uint8)
     with pytest.raises(ValueError, match="no way to run members: 'batchee'"):
+        model.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        ["batched", True, []],
+        ["batched", 3, {}],
+        ["loop", None, {"": 3}],
+        ["loop", None, {"": ["x"]}],
+    ],
+)
+def test_a_state_with_checks_of_another_form_is_refused(check: list[object]) -> None:
+    """When it is loaded, not by a traceback of the first prediction."""
+    model = lpbnn.build(nn.Linear(4, 3), "batchensemble")
+    text = json.dumps({"checks": {"0:2": check}, "expand_at": [""]}).encode()
+    state = {**model.state_dict(), "_extra_state": torch.tensor(list(text), dtype=torch.uint8)}
+    with pytest.raises(ValueError, match="knows calls of another form"):
         model.load_state_dict(state)
 
 

@@ -269,8 +269,17 @@ class MemberEnsemble(UncertainModel):
         for kind, (execution, independent, shared) in found["checks"].items():
             if execution not in EXECUTIONS:
                 raise ValueError(f"the state names no way to run members: {execution!r}.")
+            places = shared.values() if isinstance(shared, dict) else [None]
+            if independent not in (None, True, False) or not all(map(_are_places, places)):
+                raise ValueError(
+                    f"the state knows calls of another form: {independent!r}, {shared!r}."
+                )
             checks[kind] = CallCheck(execution, independent, shared)
         if found["expand_at"] not in self.expansion_choices:
             return  # it was found with other options than this model's: check again
         self.checks = checks
         self.use_expansion_points(found["expand_at"])
+
+
+def _are_places(found: Any) -> bool:
+    return isinstance(found, list) and all(type(place) is int for place in found)
