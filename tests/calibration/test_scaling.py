@@ -219,6 +219,18 @@ def test_the_scaling_travels_with_the_state_dict(kind: Any) -> None:
     assert torch.equal(lpbnn.predict(other, x).probs, lpbnn.predict(model, x).probs)
 
 
+def test_the_scaling_of_classes_that_are_last_travels_with_the_state_dict() -> None:
+    model, other = (
+        lpbnn.build(nn.Linear(5, 3), "ensemble", members=2, likelihood=Categorical(dim=-1))
+        for _ in range(2)
+    )
+    x = torch.randn(300, 4, 5)
+    y = lpbnn.predict(model, x).probs.sqrt().flatten(0, 1).multinomial(1).view(300, 4)
+    calibrate(model, [(x, y)], "vector")
+    other.load_state_dict(model.state_dict())
+    torch.testing.assert_close(lpbnn.predict(other, x).probs, lpbnn.predict(model, x).probs)
+
+
 def test_a_state_dict_without_scaling_removes_it() -> None:
     model = lpbnn.build(small(), "mcp")
     plain = copy.deepcopy(model.state_dict())

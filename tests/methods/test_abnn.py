@@ -89,6 +89,16 @@ def test_undo_merges_what_was_learned(name: str) -> None:
     torch.testing.assert_close(lpbnn.undo(model)(x), expected)
 
 
+def test_undo_merges_scales_into_a_transposed_convolution_of_several_groups() -> None:
+    net = nn.ConvTranspose2d(4, 6, 3, groups=2).double()
+    x = torch.randn(3, 4, 5, 5, dtype=torch.float64)
+    model = build(nn.Sequential(net), members=1, std=0.0).eval()
+    with torch.no_grad():
+        model.norms[0].member_scale.uniform_(0.5, 1.5)
+    expected = model(x)[0]
+    torch.testing.assert_close(lpbnn.undo(model)(x), expected)
+
+
 def test_the_noise_has_its_standard_deviation_and_scale() -> None:
     model = build(nn.Sequential(nn.Linear(4, 50), nn.LayerNorm(50), nn.Linear(50, 3)), std=0.2)
     with torch.no_grad():
