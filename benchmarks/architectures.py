@@ -9,7 +9,6 @@ and evaluation mode, with copies of the network whose weights are W * (s_j r_j^T
 shared weights, and slices of the batch as in training. Then the frozen members, and the network after ``undo``.
 """
 
-import argparse
 import copy
 import importlib
 import time
@@ -28,6 +27,7 @@ from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_map_only
 
 import lpbnn
+from benchmarks.rows import command, markdown
 from lpbnn.bench.measure import interleaved
 from lpbnn.members.call import as_call
 from lpbnn.members.ensemble import MemberEnsemble
@@ -37,6 +37,7 @@ from lpbnn.training.files import read_json, write_json
 MEMBERS, BATCH, CLASSES, REPEATS = 3, 6, 5, 9
 TOLERANCE = 1e-8  # of the largest number, in float64
 TOKENS, LENGTH = 99, 12
+PARTS = ("outputs", "gradients", "slices", "frozen")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")  # of nn.MultiheadAttention, in the order of its matrix
 Inputs = Any
 Settings = dict[str, Any]
@@ -561,9 +562,8 @@ def count(architecture: Architecture) -> dict[str, int]:
     return {"parameters": sum(p.numel() for p in model.parameters()), "parameters_plain": plain}
 
 
-def run(path: Path, only: list[str]) -> None:
+def run(path: Path) -> None:
     """Compare and measure the architectures that the record lacks, and write it after each."""
-    torch.set_num_threads(1)
     start = time.perf_counter()
     record: dict[str, Any] = {"format": 1, "members": MEMBERS, "seed": 0, "sessions": []}
     record |= {"rows": {}, "skipped": {}, "failed": {}}
@@ -573,7 +573,7 @@ def run(path: Path, only: list[str]) -> None:
     session["versions"] |= {name: version(name) for name in PACKAGES}
     record["sessions"].append(session)
     for name, architecture in ARCHITECTURES.items():
-        if name in record["rows"] or (only and name not in only):
+        if name in record["rows"]:
             continue
         record["skipped"].pop(name, None)
         record["failed"].pop(name, None)
@@ -606,43 +606,30 @@ def version(package: str) -> str | None:
 
 def agrees(row: dict[str, Any]) -> bool:
     """Return True if members equal the networks that were built one by one."""
-    parts = ("outputs", "gradients", "slices", "frozen")
-    return row["undone"] and all(row[part] is not None and row[part] < TOLERANCE for part in parts)
+    return row["undone"] and all(row[part] is not None and row[part] < TOLERANCE for part in PARTS)
 
 
 def show(path: Path) -> str:
     """Return the tables of a record as Markdown."""
     record = read_json(path)
+    head = ("network", "layers", "agrees", "largest difference", "execution")
+    head += ("parameters, LP-BNN / plain", "training step", "prediction")
     lines = [
-        "| network | layers | agrees | largest difference | execution | parameters, LP-BNN / plain | "
-        "training step | prediction |",
-        "|---" * 8 + "|",
+        [
+            name,
+            str(row["layers"]),
+            "yes" if agrees(row) else "NO",
+            f"{max(row[part] for part in PARTS):.0e}",
+            row["execution"],
+            f"{row['parameters'] / row['parameters_plain']:.2f}",
+            f"{row['train_ratio']:.2f}",
+            f"{row['predict_ratio']:.2f}",
+        ]
+        for name, row in record["rows"].items()
     ]
-    for name, row in record["rows"].items():
-        worst = max(row[part] for part in ("outputs", "gradients", "slices", "frozen"))
-        ratio = row["parameters"] / row["parameters_plain"]
-        lines.append(
-            f"| {name} | {row['layers']} | {'yes' if agrees(row) else 'NO'} | {worst:.0e} | "
-            f"{row['execution']} | {ratio:.2f} | {row['train_ratio']:.2f} | {row['predict_ratio']:.2f} |"
-        )
-    lines += [
-        f"| {name} | | not built: {why} | | | | | |" for name, why in record["failed"].items()
-    ]
-    return "\n".join(lines)
-
-
-def main() -> None:
-    """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.architectures", description=__doc__)
-    parser.add_argument("command", choices=("run", "show"))
-    parser.add_argument("file", type=Path)
-    parser.add_argument("only", nargs="*", help="names of architectures; all without any")
-    given = parser.parse_args()
-    if given.command == "run":
-        run(given.file, given.only)
-    else:
-        print(show(given.file))
+    lines += [[name, "", f"not built: {why}", *[""] * 5] for name, why in record["failed"].items()]
+    return markdown(head, lines)
 
 
 if __name__ == "__main__":
-    main()
+    command("benchmarks.architectures", __doc__, run, show)

@@ -7,7 +7,6 @@ The networks are made from configurations: times of small ones (four layers of w
 one thread, repeats in turn), parameters of the published sizes. It needs transformers and peft.
 """
 
-import argparse
 import copy
 import importlib
 import time
@@ -20,6 +19,7 @@ import torch
 from torch import nn
 
 import lpbnn
+from benchmarks.rows import command, markdown
 from lpbnn.bench.measure import interleaved
 from lpbnn.training.environment import environment
 from lpbnn.training.files import read_json, write_json
@@ -108,7 +108,6 @@ def measure(name: str) -> dict[str, dict[str, float]]:
 
 def run(path: Path, names: Sequence[str] = tuple(SMALL)) -> None:
     """Measure, and write the record."""
-    torch.set_num_threads(1)
     start = time.perf_counter()
     made = environment()
     made["versions"] |= {
@@ -124,32 +123,16 @@ def run(path: Path, names: Sequence[str] = tuple(SMALL)) -> None:
 
 def show(path: Path) -> str:
     """Return the table of a record as Markdown."""
-    lines = [
-        "| network | | learned, of all weights | training step | prediction |",
-        "|---" * 5 + "|",
-    ]
+    head = ("network", "model", "learned, of all weights", "training step", "prediction")
+    lines = []
     for name, row in read_json(path)["rows"].items():
         for way in WAYS:
             train, predict = (row[part][way] / row[part]["LoRA"] for part in ("train", "predict"))
-            share = row["parameters"][way] / row["parameters"]["all"]
-            lines.append(
-                f"| {name} | {way} | {row['parameters'][way]:,} ({share:.2%}) | {train:.2f} | "
-                f"{predict:.2f} |"
-            )
-    return "\n".join(lines)
-
-
-def main() -> None:
-    """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.lora", description=__doc__)
-    parser.add_argument("command", choices=("run", "show"))
-    parser.add_argument("file", type=Path)
-    given = parser.parse_args()
-    if given.command == "run":
-        run(given.file)
-    else:
-        print(show(given.file))
+            learned = row["parameters"][way]
+            share = f"{learned:,} ({learned / row['parameters']['all']:.2%})"
+            lines.append([name, way, share, f"{train:.2f}", f"{predict:.2f}"])
+    return markdown(head, lines)
 
 
 if __name__ == "__main__":
-    main()
+    command("benchmarks.lora", __doc__, run, show)

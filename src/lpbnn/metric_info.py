@@ -1,5 +1,6 @@
 """Title, direction and convention of each metric, for tables and reports."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +19,8 @@ class MetricInfo:
     digits: int = 4
     percent: bool = False
     target: float | None = None
+    significant: bool = False
+    """True if ``digits`` counts all digits, for numbers of any size; False if those after the point."""
 
     @property
     def unit(self) -> str:
@@ -47,11 +50,28 @@ class MetricInfo:
 
         >>> METRICS["accuracy"].format(0.96331), METRICS["ece"].format(0.00942)
         ('96.33', '0.0094')
-        >>> METRICS["rmse"].format(1824679012581.4)
-        '1.82e+12'
+        >>> METRICS["rmse"].format(55.9610), METRICS["rmse"].format(1824679012581.4)
+        ('55.96', '1.82e+12')
         """
+        return self._shown(value, self.decimals(value))
+
+    def spread(self, mean: float, std: float) -> str:
+        """Return a deviation over seeds as a table shows it, with as many decimals as its mean.
+
+        >>> METRICS["rmse"].spread(55.9610, 2.1997), METRICS["ece"].spread(0.012, 0.003)
+        ('±2.20', '±0.0030')
+        """
+        return f"±{self._shown(std, self.decimals(mean))}"
+
+    def decimals(self, value: float) -> int:
+        """Return the decimals of a value as it is shown."""
+        if not self.significant or not value:
+            return self.digits
+        return max(0, self.digits - 1 - math.floor(math.log10(abs(value))))
+
+    def _shown(self, value: float, decimals: int) -> str:
         shown = value * 100 if self.percent else value
-        return f"{shown:.3g}" if abs(shown) >= HUGE else f"{shown:.{self.digits}f}"
+        return f"{shown:.3g}" if abs(shown) >= HUGE else f"{shown:.{decimals}f}"
 
     def badness(self, value: float) -> float:
         """A number that is smaller for a better value: what to sort by, and whose minimum to bold.
@@ -120,7 +140,9 @@ METRICS: dict[str, MetricInfo] = {
         MetricInfo(
             "disagreement", "Disagreement", "higher", f"share of different labels, {_PAIRS}"
         ),
-        MetricInfo("rmse", "RMSE", "lower", "of the mixture's mean, in the target's unit"),
+        MetricInfo(
+            "rmse", "RMSE", "lower", "of the mixture's mean, in the target's unit", significant=True
+        ),
         MetricInfo(
             "coverage",
             "Coverage",

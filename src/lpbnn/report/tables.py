@@ -240,12 +240,8 @@ class Cell:
         """
         if self.mean is None:
             return "–", ""
-        mean = info.format(self.mean)
-        if self.std is None:
-            return mean, ""
-        if isinstance(info, Quantity):
-            return mean, info.spread(self.mean, self.std)
-        return mean, f"±{info.format(self.std)}"
+        spread = "" if self.std is None else info.spread(self.mean, self.std)
+        return info.format(self.mean), spread
 
     def below(self, info: MetricInfo, n: int) -> list[str]:
         """What is shown below the mean of a row of ``n`` runs.
@@ -455,7 +451,7 @@ def _within_noise(ends: Mapping[int, tuple[float, float]]) -> set[int]:
 
 
 def _as_shown(value: float, info: MetricInfo) -> float:
-    return round(value, info.digits + 2 * info.percent)
+    return round(value, info.decimals(value) + 2 * info.percent)
 
 
 def _marked(rows: Sequence[Row], column: Column) -> list[Row]:
