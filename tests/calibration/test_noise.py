@@ -128,12 +128,22 @@ def test_a_method_without_noise_names_the_temperature(method: str) -> None:
         fit_noise_scale(lpbnn.build(small(), method), [(torch.randn(5, 4), torch.zeros(5))])
 
 
-def test_an_underconfident_model_is_refused_and_left_as_trained() -> None:
-    model, [(x, _)] = model_and_data("lpbnn", 1.0)
-    labels = lpbnn.predict(model, x, samples=8).labels
-    with pytest.raises(ValueError, match="not overconfident"):
-        fit_noise_scale(model, [(x, labels)])
-    assert model.noise_scale == 1
+@pytest.mark.parametrize("method", POSTERIORS)
+def test_a_refused_model_keeps_its_noise_and_its_scaling(method: str) -> None:
+    model, [(x, y)] = model_and_data(method, 1.0)
+    right = lpbnn.predict(model, x, samples=8).labels
+    model.set_noise_scale(0.5)
+    scaling = calibrate(model, [(x, y)])
+    for batches, error, message in (
+        ([(x, right)], ValueError, "not overconfident"),
+        ([(x, y + 99)], IndexError, "labels are 0 to"),
+        ([x], TypeError, "expected batches"),
+        ([(x * torch.nan, y)], ValueError, "not all finite"),
+    ):
+        with pytest.raises(error, match=message):
+            fit_noise_scale(model, batches)
+        assert model.noise_scale == 0.5
+        assert model.likelihood.scaling is scaling
 
 
 def test_a_model_that_no_noise_helps_is_refused() -> None:

@@ -1,5 +1,6 @@
 """Adaptive and classwise ECE, CRPS, quantile calibration, sets: against brute force and torchmetrics."""
 
+import numpy as np
 import pytest
 import torch
 from scipy import integrate, stats
@@ -140,3 +141,5 @@ def test_sets_that_are_no_booleans_are_refused() -> None:
         metrics.set_coverage(torch.ones(2, 3, dtype=torch.bool), torch.tensor([0, 3]))
     with pytest.raises(ValueError, match="not finite"):
         metrics.interval_coverage(torch.zeros(2), torch.ones(2), torch.tensor([0.0, torch.nan]))
+    with pytest.raises(ValueError, match="low is a ndarray; expected a torch.Tensor"):
+        metrics.interval_coverage(np.zeros(2), torch.ones(2), torch.zeros(2))  # type: ignore[arg-type]

@@ -231,7 +231,7 @@ def conformal_quantile(scores: Tensor, level: float, name: str = "") -> Tensor:
         needed = math.ceil(level / (1 - level) - 1e-9)
         raise ValueError(
             f"a level of {level} needs at least {needed} held-out examples{name}; there are "
-            f"{len(scores)}. Fix: more of them, a lower level, or by_class=False."
+            f"{len(scores)}. Fix: more of them, or a lower level{', or by_class=False' if name else ''}."
         )
     return scores[place - 1]
 

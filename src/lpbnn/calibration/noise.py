@@ -47,7 +47,8 @@ def fit_noise_scale(
         cells_per_example: at most this many pixels (tokens) of an example, drawn at random; None takes all.
 
     Raises:
-        ValueError: no noise at all is too much already, or none is enough; the noise is then as trained.
+        ValueError: no noise at all is too much already, or none is enough. After an error of any kind the model
+            has the noise and the scaling that it had.
 
     Example:
         >>> import lpbnn
@@ -66,7 +67,8 @@ def fit_noise_scale(
         raise missing(error) from error
 
     own = unwrap(model)
-    own.set_noise_scale(1.0)  # refuses a model without noise, before anything is computed
+    noise, scaling = float(getattr(own, "noise_scale", 1.0)), own.likelihood.scaling
+    own.set_noise_scale(noise)  # refuses a model without noise, before anything is computed
     pairs = list(batch_pairs(batches))
     own.likelihood.scaling = None
 
@@ -91,7 +93,8 @@ def fit_noise_scale(
                 )
         found: float = brentq(slope, low, high, xtol=PRECISION)  # type: ignore[assignment]
     except BaseException:
-        own.set_noise_scale(1.0)
+        own.set_noise_scale(noise)
+        own.likelihood.scaling = scaling
         raise
     own.set_noise_scale(found)
     return found

@@ -257,13 +257,18 @@ class MCDropout(MemberEnsemble):
         for start in range(0, masks.count, width):
             yield partial(self._outputs_of, masks.take(start, width), start, True)
 
+    @property
+    def noise_scale(self) -> float:
+        """What ``set_noise_scale`` set."""
+        return self.dropouts[0].noise_scale
+
     def set_noise_scale(self, scale: float) -> None:
         """Scale the standard deviation of the masks, sqrt(p / (1 - p)), of all dropout layers."""
         for dropout in self.dropouts:
             dropout.noise_scale = noise_scale_value(scale)
 
     def extra_state(self) -> dict[str, Any]:
-        return {**super().extra_state(), "noise_scale": self.dropouts[0].noise_scale}
+        return {**super().extra_state(), "noise_scale": self.noise_scale}
 
     def set_extra_state(self, state: Tensor) -> None:
         super().set_extra_state(state)

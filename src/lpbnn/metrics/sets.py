@@ -59,6 +59,10 @@ def interval_coverage(low: Tensor, high: Tensor, targets: Tensor) -> float:
     >>> interval_coverage(torch.zeros(2), torch.ones(2), torch.tensor([0.5, 2.0]))
     0.5
     """
+    for name, given in (("low", low), ("high", high), ("targets", targets)):
+        kind = type(given).__name__
+        fix = f"convert it with torch.as_tensor({name})"
+        base.require(isinstance(given, Tensor), f"{name} is a {kind}", "a torch.Tensor", fix)
     base.require(
         low.shape == high.shape and low.numel() == targets.numel() > 0,
         f"bounds have shapes {tuple(low.shape)} and {tuple(high.shape)}, targets {tuple(targets.shape)}",
