@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lpbnn.convert.checks import SUPPORTED
-from lpbnn.convert.wrapper import Wrapper
+from lpbnn.convert.convert import refuse_converted
 from lpbnn.likelihoods import Likelihood, Task, UserLikelihood, as_likelihood
 from lpbnn.methods import configure, load
 from lpbnn.model import Readout, UncertainModel
@@ -70,12 +70,7 @@ def build(
     config = configure(module, options)
     if isinstance(net, SUPPORTED):  # a lone layer has no parent in which it could be replaced
         net = nn.Sequential(net)
-    for path, inner in net.named_modules():
-        if isinstance(inner, Wrapper):
-            raise ValueError(
-                f"{path!r} is converted already ({type(inner).__name__}). Call lpbnn.undo first; several "
-                "parts are converted in one call: include=[...]."
-            )
+    refuse_converted(net)
     try:
         model = module.build(net, config, likelihood=resolved, readout=readout)
     except BaseException:

@@ -175,9 +175,9 @@ def rows_are_independent(model: UncertainModel, call: Call) -> bool:
     """Return True if a model's output for an example does not depend on the other examples."""
 
     def run(own: Call, seed: int = 0) -> list[Tensor]:
-        own = own.copy()  # it may change them in place
+        args, kwargs = own.copy()  # it may change them in place
         with _seeded(model, seed):
-            outputs = tree_leaves(run_members(*own.args, **own.kwargs))
+            outputs = tree_leaves(run_members(*args, **kwargs))
         return [output.movedim(1, 0) for output in outputs]
 
     with _unchanged(model), _quiet(model, False), _no_zeros(model), torch.no_grad():
@@ -300,7 +300,7 @@ def _record(model: Any, training: bool, run: Callable[..., Any], call: Call) -> 
                     record.append((f"the output of {path!r}", output.detach().clone()))
 
                 stack.callback(module.register_forward_hook(keep).remove)
-        result = run(call.copy())
+        result = run(call.replace(*call.copy()))
     return [*record, *((RESULT, leaf.detach().clone()) for leaf in tree_leaves(result))]
 
 

@@ -376,9 +376,9 @@ def predict(
         for run in seeded_passes(model, samples, width, seed, generator):
             for part, sums in parts:
                 # A network may change its inputs in place, and the next pass needs them as they are.
-                own = part.copy()
+                args, kwargs = part.copy()
                 try:
-                    outputs = run(*own.args, **own.kwargs)
+                    outputs = run(*args, **kwargs)
                 except RuntimeError as error:
                     raise_with_advice(WAS_CUT if len(parts) > 1 else "", error)
                 for name, head_sums in sums.items():

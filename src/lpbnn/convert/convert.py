@@ -79,15 +79,11 @@ def convert(
         converted 1 layers: 0
         left 2: excluded
     """
+    refuse_converted(net)
     layers, filters = find_layers(net), Filters(include, exclude)
     chosen: list[str] = []
     left: dict[str, str] = {}
     for path, layer in layers.items():
-        if isinstance(layer.module, Wrapper):
-            raise ValueError(
-                f"{path!r} is converted already ({type(layer.module).__name__}). Call undo first; "
-                "several parts are converted in one call: include=[...]."
-            )
         if reason := filters.reason_to_leave(layer):
             left[path] = reason
         else:
@@ -145,6 +141,16 @@ def undo(net: nn.Module) -> nn.Module:
     return net
 
 
+def refuse_converted(net: nn.Module) -> None:
+    """Raise an error if a part of a network is converted."""
+    for path, module in net.named_modules():
+        if isinstance(module, Wrapper):
+            raise ValueError(
+                f"{path!r} is converted already ({type(module).__name__}). Call lpbnn.undo first; several "
+                "parts are converted in one call: include=[...]."
+            )
+
+
 def find_layers(net: nn.Module) -> dict[str, Candidate]:
     """Return the layers that can be chosen, by first path; attention stands for its four projections.
 
@@ -158,7 +164,7 @@ def find_layers(net: nn.Module) -> dict[str, Candidate]:
     outer = None  # the layer whose own parts come next
     for path, module in net.named_modules(remove_duplicate=False):
         inside = outer is not None and path.startswith(f"{outer}.")
-        if not path or inside or not (is_convertible(module) or isinstance(module, Wrapper)):
+        if not path or inside or not is_convertible(module):
             continue
         outer, attention = path, isinstance(module, nn.MultiheadAttention)
         for projection in PROJECTIONS if attention else ("",):

@@ -143,9 +143,9 @@ class Call:
         """Return the call with other tensors in the place of these."""
         return Call(args, kwargs, self.special, self.check, shared=self.find_shared().get(""))
 
-    def copy(self) -> "Call":
-        """Return the call with tensors in memory of their own, for a network that changes its inputs."""
-        return self.replace(*copy_tensors((self.args, self.kwargs)))
+    def copy(self) -> Any:
+        """Return (args, kwargs) in memory of their own, for a network that changes its inputs."""
+        return copy_tensors((self.args, self.kwargs))
 
     def find_shared(self, key: str = "", rows: int = 0) -> dict[str, list[int]]:
         """Return which tensors hold no examples: they have no row for each, and are not expanded yet.

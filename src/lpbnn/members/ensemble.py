@@ -172,15 +172,16 @@ class MemberEnsemble(UncertainModel):
         call: Call,
         mode: BatchMode = "repeat",
         first: int = 0,
-        loops: bool = False,
+        predicting: bool = False,
     ) -> Outputs:
         """Run all members in one pass of the network, as rows of one batch (see ``run``)."""
         batch, count, points = call.batch, sampled.count, self.points
+        draw = self.members if predicting and points.can_loop else 0
         # An input that has by chance as many rows as the expanded batch could be mistaken for it.
-        loops = loops and points.can_loop
-        loops = loops and all(x.shape[:1] != (batch * count,) for x in call.tensors)
-        draw = self.members if loops else 0
+        if draw and any(x.shape[:1] == (batch * count,) for x in call.tensors):
+            draw = 0
         shared = call.check.shared_inputs
+        # take: a second pass of the same members begins their masks of dropout anew.
         state = MemberPass(sampled.take(0, count), batch, first, mode, draw, call.masks, shared)
         whole = points.whole_network
         args, kwargs = call.expand(count, mode) if whole else (call.args, call.kwargs)
@@ -206,9 +207,9 @@ class MemberEnsemble(UncertainModel):
             if mode == "split" and count > 1:
                 own = call.take(member_examples(j, call.batch, count))
             # The network may change its inputs in place.
-            own = own.copy() if count > 1 else own
+            args, kwargs = own.copy() if count > 1 else (own.args, own.kwargs)
             state = MemberPass(sampled.take(j, 1), own.batch, first + j)
-            output = self.slot.run(state, self.run_network, *own.args, **own.kwargs)
+            output = self.slot.run(state, self.run_network, *args, **kwargs)
             # The next call may write to the same memory, for example in a recorded CUDA graph.
             outputs.append(output if j == count - 1 else tree_map(torch.clone, output))
         return outputs[0] if count == 1 else tree_map(lambda *own: torch.cat(own), *outputs)

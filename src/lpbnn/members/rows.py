@@ -22,13 +22,12 @@ Example:
     [[10, 20, 30], [10, 20, 30]]
 """
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 BatchMode = Literal["repeat", "split"]
-BATCH_MODES: tuple[str, ...] = get_args(BatchMode)
 
 
 def rows_needed(batch: int, members: int, mode: BatchMode = "repeat") -> int:

@@ -95,20 +95,22 @@ def load(name: str) -> ModuleType:
         >>> load("mcp").__name__
         'lpbnn.methods.mcp'
     """
-    path = _module(name)
-    with _blamed(name):
+    with _module(name) as path:
         module = importlib.import_module(path)
         _require_contract(module)
     return module
 
 
 @contextmanager
-def _blamed(name: str) -> Iterator[None]:
-    """Name the package of others whose module cannot be used."""
+def _module(name: str) -> Iterator[str]:
+    """Give the full name of a method's module; name the package of others that cannot be used."""
+    known = _modules()
+    if name not in known:
+        raise registry.unknown("method", name, sorted(known))
+    path = known[name]
     try:
-        yield
+        yield path
     except Exception as error:  # their code may fail in any way
-        path = _module(name)
         if path != _installed().get(name):
             raise
         why = str(error).rstrip(".")
@@ -118,14 +120,6 @@ def _blamed(name: str) -> Iterator[None]:
         ) from error
 
 
-def _module(name: str) -> str:
-    """Return the full name of a method's module; an unknown method is an error."""
-    known = _modules()
-    if name not in known:
-        raise registry.unknown("method", name, sorted(known))
-    return known[name]
-
-
 def describe(name: str) -> str:
     """Return one line about a method: the first line of its file, which is not imported.
 
@@ -133,8 +127,7 @@ def describe(name: str) -> str:
         >>> describe("mcp")
         'MCP: the plain network; its confidence is the maximum class probability.'
     """
-    path = _module(name)
-    with _blamed(name):
+    with _module(name) as path:
         return next(iter(source.doc(path).splitlines()), "")
 
 
@@ -145,8 +138,7 @@ def options(name: str) -> list[source.Option]:
         >>> [option.name for option in options("mcp")]
         ['num_data', 'members']
     """
-    path = _module(name)
-    with _blamed(name):
+    with _module(name) as path:
         config = source.read(path, "Config")
         if config is None:
             raise TypeError(f"{path} has no Config.")

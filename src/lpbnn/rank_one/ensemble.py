@@ -1,6 +1,6 @@
 """RankOneEnsemble: a network of rank-one layers as J members; what LP-BNN and its relatives share."""
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,6 @@ from lpbnn.rank_one.layer import RankOneLayer, with_biases
 from lpbnn.rank_one.norms import BATCH_NORMS, MemberNorm
 
 BatchNormMode = Literal["shared", "member"]
-BATCH_NORM_MODES: tuple[str, ...] = get_args(BatchNormMode)
 
 
 class RankOneEnsemble(MemberEnsemble):

@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from operator import attrgetter, itemgetter
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,6 @@ from lpbnn.kernels.rows import stack_tensors
 from lpbnn.likelihoods import at_least_float32
 
 Init = Literal["normal", "signs"]
-INITS: tuple[str, ...] = get_args(Init)
 Pair = tuple[Tensor, Tensor]  # r and s of one layer
 
 

@@ -43,12 +43,8 @@ class LatentPosterior(FactorPosterior):
         codes, biases = [], []
         with full_precision(device):
             for group in self.groups:
-                same = [layers[i] for i in group]
-                r = stack_tensors([layer.r for layer in same])
-                encoder = stack_tensors([layer.encoder.weight for layer in same])
-                bias = stack_tensors([layer.encoder.bias for layer in same])
-                decoder = stack_tensors([layer.decoder.weight for layer in same])
-                decoder_bias = stack_tensors([layer.decoder.bias for layer in same])
+                tensors = zip(*[layers[i].tensors() for i in group], strict=True)
+                r, encoder, bias, decoder, decoder_bias = map(stack_tensors, tensors)
                 # The weight is the left factor: its gradient comes as the parameters lie, not transposed.
                 codes.append(torch.bmm(encoder, ((r - 1) / r.shape[-1] ** 0.5).mT).to(device))
                 biases.append(bias.to(device))
@@ -215,6 +211,11 @@ class LatentFactors(Factors):
             fitted = fit_decoder(self.decoder.weight, mu / latent**0.5, r - 1)
             self.decoder.weight.copy_(fitted)
         self.decoder.weight.requires_grad_(train_decoder)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return r, and weight and bias of the encoder and of the decoder."""
+        encoder, decoder = self.encoder, self.decoder
+        return self.r, encoder.weight, encoder.bias, decoder.weight, decoder.bias
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, latent={self.latent}"
