@@ -312,7 +312,7 @@ class Runner:
                 torch.save({"model": model.state_dict(), "training": training}, weights)
         if config.channels_last:
             channels_last(model)
-        self.predictor = Predictor(model, info, config, self.device, fabric.autocast)
+        self.predictor = Predictor(model, info, config, fabric)
         record |= {"config": config.to_data(), "training": training}
         record |= {"data": self.images.splits.description, "environment": environment(self.device)}
         started = time.perf_counter()

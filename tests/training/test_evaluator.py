@@ -87,16 +87,19 @@ def test_shares_make_the_whole(kind: str) -> None:
     model = build_model(config, info)
     meeting, given = threading.Barrier(WORLD, timeout=60), {}
 
-    def share(rank: int) -> str:
-        predictor = Predictor(
-            copy.deepcopy(model), info, config, device, ranks=Threads(rank, meeting, given)
-        )
-        return found(predictor.over(splits.test, make_evaluator(info, device, keep=True)))
+    def measured(predictor: Predictor) -> str:
+        evaluator = make_evaluator(info, device, True, predictor.members)
+        return found(predictor.over(splits.test, evaluator))
 
-    alone = Predictor(model, info, config, device)
+    def share(rank: int) -> str:
+        predictor = Predictor(copy.deepcopy(model), info, config)
+        predictor.ranks = Threads(rank, meeting, given)
+        return measured(predictor)
+
+    alone = Predictor(model, info, config)
     batches = -(-len(splits.test) // alone.batch_size)
     assert batches == WORLD - 1  # the last one sees nothing
-    whole = found(alone.over(splits.test, make_evaluator(info, device, keep=True)))
+    whole = measured(alone)
     with ThreadPoolExecutor(WORLD) as pool:
         assert list(pool.map(share, range(WORLD))) == [whole] * WORLD
 
@@ -111,8 +114,8 @@ def test_a_share_that_is_no_number_is_seen_by_all() -> None:
         model = build_model(config, info)
         if rank == 1:
             torch.nn.init.constant_(next(model.parameters()), torch.nan)
-        ranks = Threads(rank, meeting, given)
-        predictor = Predictor(model, info, config, device, ranks=ranks)
+        predictor = Predictor(model, info, config)
+        predictor.ranks = Threads(rank, meeting, given)
         return predictor.over(splits.test, make_evaluator(info, device))
 
     with ThreadPoolExecutor(WORLD) as pool:

@@ -332,7 +332,7 @@ def test_evaluation_needs_no_more_memory_for_more_frames(
 def predictor_for(info: DataInfo, make: Make, shape: tuple[int, ...], size: int = 256) -> Predictor:
     model = lpbnn.build(Net(), "mcp", task="segmentation")
     config = make(evaluate=EvalConfig(batch_size=size))
-    return Predictor(model, replace(info, shape=shape), config, torch.device("cpu"))
+    return Predictor(model, replace(info, shape=shape), config)
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ class Question(Predictor):
         # Scenes are asked one by one.
         chunk = None if data.task == "segmentation" else AT_ONCE
         config = RunConfig(seed=seed, evaluate=EvalConfig(samples=samples, chunk=chunk))
-        super().__init__(model, data, config, torch.device("cpu"))
+        super().__init__(model, data, config)
         self.data = data
 
     @property

@@ -107,7 +107,7 @@ class _Fit:
         self.target, self.config, self.splits, self.fabric = target, config, splits, fabric
         self.info = DataInfo.of(splits)
         self.model = load_run(target.path, fabric.device, trust=True).model
-        self.predictor = Predictor(self.model, self.info, config, fabric.device, fabric.autocast)
+        self.predictor = Predictor(self.model, self.info, config, fabric)
         self.rest = torch.arange(len(splits.val))  # validation examples that nothing was fitted on
 
     def scaling(self, kind: Kind | Literal["none"], noise: bool, halved: bool) -> dict[str, Any]:

@@ -103,10 +103,11 @@ def evaluate(
     model.to(device)
     if config.channels_last:  # as training leaves it: a run that was read back is measured alike
         checkpoint.channels_last(model)
-    predictor = Predictor(model, info, config, device, fabric.autocast, ranks=Ranks(fabric))
+    predictor = Predictor(model, info, config, fabric)
     cost = _cost(predictor, splits)  # first: it also warms the device up
     room = len(splits.test) * info.outputs <= KEPT_NUMBERS
-    test = predictor.over(splits.test, make_evaluator(info, device, keep=room))
+    own = make_evaluator(info, device, room, predictor.members)
+    test = predictor.over(splits.test, own)
     results: dict[str, Any] = {
         "test": test.metrics(),
         "uncertainty": {"test": test.totals.compute()},
@@ -244,7 +245,9 @@ def _measured_sets(
     mine: list[_Found] = []
     agreements: list[DiversityMetrics] = []
     for number, made in _sets(test, predictor.settings, predictor.ranks):
-        evaluator = ClassificationEvaluator(predictor.info, predictor.device)
+        evaluator = ClassificationEvaluator(
+            predictor.info, predictor.device, members=predictor.members
+        )
         predictor.over(Dataset(made.images, test.targets), evaluator, alone=True)
         metrics, error = {}, ""
         try:
@@ -329,7 +332,7 @@ def _measured_cost(predictor: Predictor, splits: Splits) -> dict[str, Any]:
         seconds = time.perf_counter() - started
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
-        "members": model.members * (predictor.samples if model.stochastic else 1),
+        "members": predictor.members,
         "samples": predictor.samples,
         "predict_seconds_per_1000": 1000 * seconds / count,
         "predict_peak_bytes": peak_memory(device),

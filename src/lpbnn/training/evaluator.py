@@ -7,8 +7,7 @@ in the order of the batches, and sums of real numbers are added up in that order
 """
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -145,7 +144,7 @@ class Evaluator:
                     self.sums |= sums
                     self.rows |= rows
                     for key, state in states.items():
-                        self.metric(key, state).merge_state(state)
+                        self.counted[key].merge_state(state)
         for _, sums in sorted(self.sums.items()):
             for where, part in sums.items():
                 key, name = where.split("/")
@@ -153,10 +152,6 @@ class Evaluator:
 
     def _here(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device)
-
-    def metric(self, key: str, state: dict[str, Any]) -> StreamingMetric:
-        """Return a metric; one of a process with batches may be unknown in a process without."""
-        return self.counted[key]
 
     def all_rows(self, name: str, dim: int = 0) -> Tensor:
         """Return the numbers of single examples, in the order of the data."""
@@ -177,15 +172,24 @@ class Evaluator:
 
 
 class ClassificationEvaluator(Evaluator):
-    """Accuracy, NLL, Brier, ECE; the diversity of the members; the probabilities, if they are to be kept."""
+    """Accuracy, NLL, Brier, ECE; the diversity of several members; the probabilities, if they are to be kept.
 
-    needs_members = True
+    Args:
+        keep: keep the probabilities of every example.
+        members: of every prediction, whose diversity is measured; 1 does without.
+    """
 
-    def __init__(self, info: DataInfo, device: torch.device, keep: bool = False) -> None:
+    def __init__(
+        self, info: DataInfo, device: torch.device, keep: bool = False, members: int = 1
+    ) -> None:
         super().__init__(info, device)
+        self.keep, self.needs_members = keep, members > 1
         self.classes = ClassificationMetrics(**ALONE).to(device)
         self.counted["classes"] = self.classes
-        self.keep = keep
+        self.diversity: DiversityMetrics | None = None
+        if members > 1:
+            self.diversity = DiversityMetrics(members, **ALONE).to(device)
+            self.counted["diversity"] = self.diversity
 
     def rows_of(self, prediction: Prediction) -> dict[str, Tensor]:
         probs = {"probs": prediction.probs.float()} if self.keep else {}
@@ -193,20 +197,9 @@ class ClassificationEvaluator(Evaluator):
 
     def update(self, prediction: Prediction, targets: Tensor) -> None:
         self.classes.update(prediction.probs, targets)
-        members = prediction.members
-        if members is not None and len(members) > 1:
-            self.metric("diversity", {"both_right": members}).update(members, targets)
-
-    def metric(self, key: str, state: dict[str, Any]) -> StreamingMetric:
-        if key == "diversity" and self.diversity is None:
-            members = len(state["both_right"])
-            self.counted[key] = DiversityMetrics(members, **ALONE).to(self.device)
-        return self.counted[key]
-
-    @property
-    def diversity(self) -> DiversityMetrics | None:
-        """None for a single member."""
-        return self.counted.get("diversity")  # type: ignore[return-value]
+        if self.diversity is not None:
+            assert prediction.members is not None
+            self.diversity.update(prediction.members, targets)
 
     def metrics(self) -> dict[str, float]:
         self.check()
@@ -292,13 +285,15 @@ class SegmentationEvaluator(Evaluator):
         return {"pixels": self.by_image.compute(), "pixels_pooled": self.pooled.compute()}
 
 
-def make_evaluator(info: DataInfo, device: torch.device, keep: bool = False) -> Evaluator:
-    """Return the evaluator of a task; ``keep`` keeps the probabilities of a classification."""
+def make_evaluator(
+    info: DataInfo, device: torch.device, keep: bool = False, members: int = 1
+) -> Evaluator:
+    """Return the evaluator of a task; ``keep`` and ``members`` are of a classification's."""
     if info.task == "regression":
         return RegressionEvaluator(info, device)
     if info.task == "segmentation":
         return SegmentationEvaluator(info, device)
-    return ClassificationEvaluator(info, device, keep=keep)
+    return ClassificationEvaluator(info, device, keep, members)
 
 
 E = TypeVar("E", bound=Evaluator)
@@ -311,8 +306,8 @@ class Predictor:
 
     Args:
         config: the seed of the draws, the layout of the images, and ``config.evaluate``.
+        fabric: device and precision, and the processes that share the batches; None: the CPU in float32.
         samples: draws of each member; None for those of the config.
-        ranks: the processes that share the batches.
     """
 
     allow_not_finite = True
@@ -322,17 +317,16 @@ class Predictor:
         model: UncertainModel,
         info: DataInfo,
         config: RunConfig,
-        device: torch.device,
-        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        fabric: "Fabric | None" = None,
         samples: int | None = None,
-        ranks: Ranks | None = None,
     ) -> None:
-        self.model, self.info, self.seed, self.device = model, info, config.seed, device
+        self.model, self.info, self.seed, self.ranks = model, info, config.seed, Ranks(fabric)
+        self.device = torch.device("cpu") if fabric is None else fabric.device
+        self.autocast = nullcontext if fabric is None else fabric.autocast
         self.settings = config.evaluate
         self.samples = self.settings.samples if samples is None else samples
         dims = len(info.shape)
-        self.prepare = Normalise(info.mean, info.std, dims, config.channels_last).to(device)
-        self.autocast, self.ranks = autocast, ranks or Ranks()
+        self.prepare = Normalise(info.mean, info.std, dims, config.channels_last).to(self.device)
 
     def __call__(self, inputs: Tensor, keep_members: bool = True) -> Prediction:
         """Return the prediction for raw inputs of any device."""
@@ -346,6 +340,11 @@ class Predictor:
                 seed=self.seed,
                 allow_not_finite=self.allow_not_finite,
             )
+
+    @property
+    def members(self) -> int:
+        """Predictions that are averaged for an input."""
+        return self.model.members * (self.samples if self.model.stochastic else 1)
 
     @property
     def batch_size(self) -> int:
@@ -373,8 +372,6 @@ def validate(
 ) -> dict[str, float]:
     """Return the metrics on the validation part, one draw per member, as ``val_...``."""
     info = DataInfo.of(splits)
-    predictor = Predictor(
-        model, info, config, fabric.device, fabric.autocast, samples=1, ranks=Ranks(fabric)
-    )
+    predictor = Predictor(model, info, config, fabric, samples=1)
     found = predictor.over(splits.val, make_evaluator(info, fabric.device)).metrics()
     return {f"val_{name}": value for name, value in found.items()}
