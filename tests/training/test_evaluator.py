@@ -16,7 +16,7 @@ from lpbnn.predict import Prediction
 from lpbnn.training import RunConfig
 from lpbnn.training.build import DataInfo, build_model
 from lpbnn.training.config import EvalConfig
-from lpbnn.training.distributed import Ranks, launch
+from lpbnn.training.distributed import Ranks
 from lpbnn.training.evaluator import (
     HISTOGRAM_BINS,
     Evaluator,
@@ -24,8 +24,8 @@ from lpbnn.training.evaluator import (
     Predictor,
     SegmentationEvaluator,
     make_evaluator,
-    validate,
 )
+from lpbnn.training.loop import fit
 
 WORLD = 3
 RUNS: dict[str, tuple[RunConfig, dict[str, int]]] = {
@@ -128,12 +128,14 @@ def test_a_validation_draws_each_member_once() -> None:
     """However many draws the evaluation at the end takes."""
     splits = data.load("digits")
     small = replace(splits, val=splits.val.take(slice(60)))
-    config = RunConfig("lpbnn", device="cpu", backbone="mlp", backbone_options={"hidden": (8,)})
-    model = build_model(config, DataInfo.of(splits))
-    fabric = launch(config, alone=True)
-    once = validate(model, small, config, fabric)
-    many = replace(config, evaluate=EvalConfig(samples=5))
-    assert validate(model, small, many, fabric) == once
+    quick = {"epochs": 1, "device": "cpu", "progress": False}
+    config = RunConfig("lpbnn", backbone="mlp", backbone_options={"hidden": (8,)}, **quick)
+    rows = []
+    for samples in (1, 5):
+        settings = replace(config, evaluate=EvalConfig(samples=samples))
+        (row,) = fit(build_model(config, DataInfo.of(splits)), small, settings).rows
+        rows.append({name: value for name, value in row.items() if name.startswith("val_")})
+    assert rows[0] == rows[1] != {}
 
 
 VOID, STRANGE = 255, 9

@@ -243,7 +243,7 @@ def _measured_sets(
 ) -> tuple[list[_Found], DiversityMetrics | None]:
     """Return every set's numbers, in order, and one count of the members' agreement over all sets."""
     mine: list[_Found] = []
-    agreements: list[DiversityMetrics] = []
+    agreement = DiversityMetrics(predictor.members, **ALONE) if predictor.members > 1 else None
     for number, made in _sets(test, predictor.settings, predictor.ranks):
         evaluator = ClassificationEvaluator(
             predictor.info, predictor.device, members=predictor.members
@@ -255,21 +255,17 @@ def _measured_sets(
         except NotFinite as problem:  # all processes have to learn of it
             error = str(problem)
         mine.append(_Found(number, made._replace(images=torch.empty(0)), metrics, error))
-        if evaluator.diversity is not None:
-            agreements = [_merged([*agreements, evaluator.diversity.cpu()])]
-    everyone = predictor.ranks.gather((mine, agreements))
+        if agreement is not None and evaluator.diversity is not None:
+            agreement.merge_state(evaluator.diversity)
+    everyone = predictor.ranks.gather((mine, agreement))
     found = sorted((one for part, _ in everyone for one in part), key=lambda one: one.number)
     if error := next((one.error for one in found if one.error), ""):
         raise NotFinite(error)
-    agreements = [one for _, part in everyone for one in part]
-    return found, _merged(agreements) if agreements else None
-
-
-def _merged(metrics: list[DiversityMetrics]) -> DiversityMetrics:
-    first, *others = metrics
-    for other in others:
-        first.merge_state(other)
-    return first
+    _, whole = everyone[0]
+    for _, part in everyone[1:]:
+        if whole is not None and part is not None:
+            whole.merge_state(part)
+    return found, whole
 
 
 def _sets(test: Dataset, settings: EvalConfig, ranks: Ranks) -> Iterator[tuple[int, CorruptedSet]]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from lpbnn.data import Examples, Splits
+from lpbnn.data import Examples
 from lpbnn.data.augment import Normalise, batch_indices
 from lpbnn.metrics import (
     ClassificationMetrics,
@@ -365,13 +365,3 @@ class Predictor:
             evaluator.add(number, self(x, keep_members=evaluator.needs_members), y)
         evaluator.merge(ranks)
         return evaluator
-
-
-def validate(
-    model: UncertainModel, splits: Splits, config: RunConfig, fabric: "Fabric"
-) -> dict[str, float]:
-    """Return the metrics on the validation part, one draw per member, as ``val_...``."""
-    info = DataInfo.of(splits)
-    predictor = Predictor(model, info, config, fabric, samples=1)
-    found = predictor.over(splits.val, make_evaluator(info, fabric.device)).metrics()
-    return {f"val_{name}": value for name, value in found.items()}

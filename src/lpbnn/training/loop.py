@@ -29,11 +29,12 @@ from lpbnn.data import Splits
 from lpbnn.kernels.row_norm import restore_batch_norms
 from lpbnn.model import NotFittedWarning, UncertainModel
 from lpbnn.training import checkpoint
+from lpbnn.training.build import DataInfo
 from lpbnn.training.config import RunConfig
 from lpbnn.training.dataloading import TrainLoader, noise_seed
 from lpbnn.training.distributed import Ranks, ending_well, launch
 from lpbnn.training.environment import peak_memory, reset_peak_memory
-from lpbnn.training.evaluator import NotFinite, validate
+from lpbnn.training.evaluator import NotFinite, Predictor, make_evaluator
 from lpbnn.training.preflight import check_training
 from lpbnn.training.rundir import CHECKPOINT, Row, RunDir
 from lpbnn.training.step import Means, Step, factor, fast_convolutions
@@ -126,6 +127,8 @@ class _Loop:
         if config.channels_last:
             checkpoint.channels_last(model)
         self.step = Step(model, config, fabric, self.loader.batch_size // self.loader.world)
+        # One draw per member: a look at the progress, not the result.
+        self.validation = Predictor(model, DataInfo.of(splits), config, fabric, samples=1)
         self.training = Training()
         self.good = checkpoint.snapshot(model)  # the last finite weights
         self.infinite = checkpoint.not_finite(model)  # as given: a mask of attention, say
@@ -209,9 +212,11 @@ class _Loop:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", NotFittedWarning)  # after_fit is still to come
-                return validate(self.model, self.splits, self.config, self.fabric)
+                own = make_evaluator(self.validation.info, self.fabric.device)
+                found = self.validation.over(self.splits.val, own).metrics()
         except NotFinite:
             return None
+        return {f"val_{name}": value for name, value in found.items()}
 
     def record(self, row: Row) -> None:
         """Show an epoch's numbers, log them, and save a checkpoint if one is due."""
