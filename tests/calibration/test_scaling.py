@@ -64,6 +64,14 @@ def test_a_model_in_training_mode_is_calibrated_in_evaluation_mode() -> None:
 
 
 @pytest.mark.parametrize("members", [1, 3])
+def test_the_nll_of_labels_is_that_of_each_averaged_probability(members: int) -> None:
+    outputs, labels = torch.randn(members, 20, 4), torch.randint(2, (20, 4))
+    probs = outputs.sigmoid().mean(0)
+    expected = F.binary_cross_entropy(probs, labels.float(), reduction="none").sum(1)
+    torch.testing.assert_close(mixture_nll(outputs, labels), expected)
+
+
+@pytest.mark.parametrize("members", [1, 3])
 def test_the_temperature_is_the_minimum_of_the_nll_of_averaged_probabilities(members: int) -> None:
     outputs, labels = overconfident(members)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import lpbnn
 from lpbnn import backbones
-from lpbnn.likelihoods import Categorical, Gaussian
+from lpbnn.likelihoods import Categorical, Gaussian, Scaling
 from lpbnn.methods.ensemble import DeepEnsemble, from_members
 
 
@@ -23,6 +23,25 @@ def build(net: nn.Module, **options: object) -> DeepEnsemble:
 
 def rms(x: Tensor) -> float:
     return x.detach().square().mean().sqrt().item()
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 9])
+def test_passes_of_any_width_run_every_member_once(width: int) -> None:
+    model, x = build(Mlp(), members=5), torch.randn(4, 5)
+    outputs = [run(x) for run in model.passes(1, width)]
+    assert all(len(part) <= width for part in outputs)
+    torch.testing.assert_close(torch.cat(outputs), model(x))
+
+
+def test_an_ensemble_of_calibrated_runs_is_not_calibrated() -> None:
+    """The temperature of one member is not that of the average."""
+    first, second = (lpbnn.build(Mlp(), "mcp") for _ in range(2))
+    for run in (first, second):
+        run.likelihood.scaling = Scaling(torch.tensor(0.1))
+    model, x = from_members([first, second]), torch.randn(4, 5)
+    expected = torch.stack([first.net(x), second.net(x)]).softmax(-1).mean(0)
+    torch.testing.assert_close(lpbnn.predict(model, x).probs, expected)
+    assert first.likelihood.scaling is not None
 
 
 def test_training_together_is_training_alone() -> None:

@@ -50,7 +50,7 @@ def test_statistics_of_members_differ_after_training_and_are_used() -> None:
     torch.testing.assert_close(model(x), torch.stack([alone(model, j)(x) for j in range(3)]))
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 4, 7, 100])
+@pytest.mark.parametrize("chunk", [1, 2, 4, 7, 8, 100])  # 8: passes of two members
 def test_members_of_a_chunk_use_their_own_norms(chunk: int) -> None:
     model = build().double()
     for j, norm in enumerate(m for m in model.modules() if isinstance(m, MemberNorm)):

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -75,6 +76,21 @@ def test_what_before_epoch_changes_in_the_loss_is_in_buffers(
         torch.manual_seed(0)
         losses.append(one.loss(x, y)["loss"])
     assert torch.equal(*losses)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_the_optimizer_has_the_settings_of_the_config(
+    make: Make, splits: Splits, nesterov: bool
+) -> None:
+    optim = OptimConfig(momentum=0.7, nesterov=nesterov, weight_decay=0.03)
+    config = make(optim=optim)
+    model = build_model(config, DataInfo.of(splits))
+    (group,) = make_optimizer(model, config, torch.device("cpu")).param_groups
+    assert (group["momentum"], group["nesterov"]) == (0.7, nesterov)
+    assert group["weight_decay"] == 0.03
+    config = make(optim=replace(optim, name="adamw", nesterov=False))
+    (group,) = make_optimizer(model, config, torch.device("cpu")).param_groups
+    assert group["betas"] == (0.7, 0.999)
 
 
 def test_the_rate_falls_as_a_power_of_what_is_left() -> None:
