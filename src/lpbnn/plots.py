@@ -9,7 +9,7 @@
 - posterior: ``posterior_correlation``, ``posterior_factors``
 - comparison: ``curve`` (training, corruption), ``trade_off``, ``name_beside``
 
-Arrays may be torch tensors on the CPU or anything else that numpy reads. ``color`` is any colour of
+Arrays may be torch tensors or anything else that numpy reads. ``color`` is any colour of
 matplotlib, by default the next of the axes' cycle. Text and lines follow ``matplotlib.rcParams``. Marks carry
 what they show as their ``gid`` ("title:..."), which the report turns into hover titles of its SVG.
 """
@@ -125,6 +125,8 @@ def reliability(
     >>> len(reliability(_axes(), bins(probs, torch.tensor([0, 1, 0]))).patches)  # one for each bin
     3
     """
+    if not isinstance(bins, ReliabilityBins):
+        raise _wrong_type(bins, "lpbnn.metrics.reliability(p.probs, y)")
     color = _color(axes, color)
     edges, accuracy, count = map(np.asarray, (bins.edges, bins.accuracy, bins.count))
     width = np.diff(edges)
@@ -169,6 +171,8 @@ def risk_coverage(
     >>> risk_coverage(_axes(), curve(doubt, wrong)).get_xlabel()
     'coverage, %'
     """
+    if not isinstance(curve, RiskCoverage):
+        raise _wrong_type(curve, "lpbnn.metrics.risk_coverage(p.total, p.labels != y)")
     coverage, risk = map(np.asarray, (curve.coverage, curve.risk))
     (line,) = axes.plot(100 * coverage, 100 * risk, color=_color(axes, color), **look)
     shown = [int(np.argmin(abs(coverage - share))) for share in (0.5, 0.8, 1)]
@@ -202,11 +206,18 @@ def ood_scores(
     >>> ood_scores(_axes(), [0.1, 0.2], [0.4, 0.9], log=True).get_xscale()
     'log'
     """
+    given = [_finite("inside", inside), _finite("outside", outside)]
     color = _color(axes, color)
     share = np.linspace(0, 1, POINTS)
-    curves = [np.quantile(np.asarray(scores, np.float64), share) for scores in (inside, outside)]
+    curves = [np.quantile(scores, share) for scores in given]
     if limits is None:
         limits = min(x[1] for x in curves), max(x[-2] for x in curves)
+        if limits[0] == limits[1]:  # all scores are equal
+            limits = (limits[0] / 2, 2 * limits[0]) if log else (limits[0] - 0.5, limits[0] + 0.5)
+    if log and not limits[0] > 0:
+        raise ValueError(
+            f"a logarithmic axis cannot begin at {limits[0]:.3g}. Fix: log=False, or limits above 0."
+        )
     axes.set_xscale("log" if log else "linear")
     for x, part, paint in zip(curves, ("test", "elsewhere"), (color, _ink()), strict=True):
         ends = np.concatenate([[limits[0]], x.clip(*limits), [limits[1]]])
@@ -250,9 +261,11 @@ def member_bars(
     >>> len(member_bars(_axes(), [[0.2, 0.8], [0.6, 0.4]], ["cat", "dog"], 1).patches)
     2
     """
-    values = np.nan_to_num(np.asarray(members, np.float64))
+    values = np.nan_to_num(_table("members", members, "(S, C); p.members[:, i] of an example"))
     number, classes = values.shape
     names = names or [str(i) for i in range(classes)]
+    if len(names) != classes:
+        raise ValueError(f"there are {len(names)} names and {classes} classes. Fix: a name each.")
     color = _color(axes, color)
     chosen = np.linspace(0, number - 1, min(number, most)).round().astype(int)
     row = 1 / len(chosen)
@@ -316,10 +329,10 @@ def regression_band(
     >>> regression_band(_axes(), x, x**2, 0 * x + 0.1, train=(x, x**2)).get_xlabel()
     'input'
     """
+    x, mean, std = _equally_many(x=x, mean=mean, std=std)
     color = _color(axes, color)
-    x = _flat(x)
     order = np.argsort(x)
-    x, mean = x[order], _flat(mean)[order]
+    x, mean = x[order], mean[order]
     for deviation, alpha in ((std, 0.2), (epistemic, 0.4)):
         if deviation is not None:
             reach = WIDE * _flat(deviation)[order]
@@ -367,9 +380,9 @@ def parity(
     >>> parity(_axes(), [1, 2, 3], [1.1, 2.2, 2.7], [0.1, 0.1, 0.4]).get_xlabel()
     'target'
     """
-    color = _color(axes, color)
-    targets, mean, reach = _flat(targets), _flat(mean), WIDE * _flat(std)
-    both = np.concatenate([targets, mean])
+    targets, mean, std = _equally_many(targets=targets, mean=mean, std=std)
+    both = _finite("targets and mean", np.concatenate([targets, mean]))
+    color, reach = _color(axes, color), WIDE * std
     low, high = float(both.min()), float(both.max())
     axes.plot([low, high], [low, high], color=_muted(), linewidth=0.8, dashes=(4, 3))
     some = slice(None, None, max(1, len(mean) // most))
@@ -393,8 +406,9 @@ def interval_coverage(targets: Any, mean: Any, std: Any) -> np.ndarray:
     """
     from scipy.special import erfinv
 
+    targets, mean, std = _equally_many(targets=targets, mean=mean, std=std)
     reach = np.sqrt(2) * erfinv(LEVELS)
-    away = abs(_flat(targets) - _flat(mean)) / _flat(std).clip(np.finfo(np.float64).tiny)
+    away = abs(targets - mean) / std.clip(np.finfo(np.float64).tiny)
     return (away[None] <= reach[:, None]).mean(1)
 
 
@@ -630,7 +644,9 @@ def posterior_correlation(axes: Axes, matrix: Any) -> Axes:
     >>> posterior_correlation(_axes(), np.eye(4)).get_xlabel()
     'inputs, ordered'
     """
-    matrix = np.nan_to_num(np.asarray(matrix, np.float64))
+    matrix = np.nan_to_num(_table("matrix", matrix, "(m, m)"))
+    if matrix.shape[0] != matrix.shape[1]:
+        raise ValueError(f"matrix has shape {matrix.shape}; expected (m, m), correlations.")
     order, top, size = similar_first(matrix), strongest(matrix), len(matrix)
     shown = matrix[order][:, order]
     ends = (0.5, size + 0.5, size + 0.5, 0.5)
@@ -660,9 +676,8 @@ def posterior_factors(axes: Axes, mean: Any, std: Any, *, color: Any = None) -> 
     >>> posterior_factors(_axes(), np.ones((2, 5)), np.full((2, 5), 0.1)).get_xlabel()
     'inputs of the layer'
     """
-    color = _color(axes, color)
-    mean, std = np.asarray(mean), np.asarray(std)
-    number, inputs = mean.shape
+    mean, std = _table("mean", mean, "(J, m)"), _table("std", std, "(J, m)")
+    color, (number, inputs) = _color(axes, color), mean.shape
     for place in range(0, inputs, 2):
         axes.axvspan(place - 0.5, place + 0.5, color=_line(), alpha=0.45, linewidth=0)
     for member in range(number):
@@ -860,8 +875,49 @@ def _share_ticks(axis: Any) -> None:
     axis.set_ticks((0, 0.5, 1), ("0", ".5", "1"))
 
 
+def _array(values: Any) -> np.ndarray:
+    return np.asarray(
+        values.detach().cpu() if isinstance(values, torch.Tensor) else values, np.float64
+    )
+
+
 def _flat(values: Any) -> np.ndarray:
-    return np.asarray(values, np.float64).reshape(-1)
+    return _array(values).reshape(-1)
+
+
+def _finite(name: str, values: Any) -> np.ndarray:
+    """Return the values flat; refuse none at all, and those that are NaN or infinite."""
+    found = _flat(values)
+    bad = int((~np.isfinite(found)).sum())
+    if bad or not found.size:
+        what = f"{bad} of {found.size} values of {name} are NaN or infinite" if bad else ""
+        raise ValueError(
+            f"{what or f'{name} is empty'}. Fix: check the data, or plot the others, values[values.isfinite()]."
+        )
+    return found
+
+
+def _equally_many(**values: Any) -> list[np.ndarray]:
+    """Return the values flat; refuse different numbers of them."""
+    found = {name: _flat(given) for name, given in values.items()}
+    if len({each.size for each in found.values()}) > 1:
+        sizes = ", ".join(f"{name} has {each.size}" for name, each in found.items())
+        raise ValueError(
+            f"expected a number per example of each: {sizes}. Fix: one target at a time."
+        )
+    return list(found.values())
+
+
+def _table(name: str, values: Any, shape: str) -> np.ndarray:
+    """Return the values; refuse another number of dimensions than two."""
+    found = _array(values)
+    if found.ndim != 2:
+        raise ValueError(f"{name} has shape {found.shape}; expected {shape}.")
+    return found
+
+
+def _wrong_type(given: Any, call: str) -> TypeError:
+    return TypeError(f"expected the result of {call}; got {type(given).__name__}.")
 
 
 def _color(axes: Axes, color: Any) -> Any:
