@@ -43,7 +43,8 @@ def build(
         ignore_index: the label that does not count, with a ``task`` of classes.
         class_weights: one weight per class, with a ``task`` of classes.
         check: compare the fast path with the reference at the first batch (``lpbnn.check``).
-        **options: the method's own, for example ``members=4, num_data=len(train)`` (see its ``Config``).
+        **options: the method's own, for example ``members=4, num_data=len(train)`` ("Options of the methods" in
+            the documentation, or ``lpbnn ls METHOD``).
 
     Returns:
         A model: ``model.loss(x, y)["loss"]`` to train, ``lpbnn.predict(model, x)`` to predict.

@@ -21,13 +21,13 @@ def missing(error: ModuleNotFoundError) -> ModuleNotFoundError:
 
     Example:
         >>> missing(ModuleNotFoundError("No module named 'tyro'", name="tyro")).msg
-        "lpbnn needs 'tyro' for this, which is not installed. Fix: pip install 'lpbnn[train]'."
+        "lpbnn needs 'tyro' for this, which is not installed. Fix: pip install 'lpbnn[train]', or in a ..."
     """
     package = (error.name or "").partition(".")[0]
     if package not in EXTRAS or str(error).startswith("lpbnn needs"):  # told already
         return error
     return ModuleNotFoundError(
         f"lpbnn needs {package!r} for this, which is not installed. "
-        f"Fix: pip install 'lpbnn[{EXTRAS[package]}]'.",
+        f"Fix: pip install 'lpbnn[{EXTRAS[package]}]', or in a clone '.[{EXTRAS[package]}]'.",
         name=error.name,
     )
