@@ -44,6 +44,20 @@ def test_the_page_runs_and_its_method_passes_the_conformance_tests(package: Path
     assert re.search(r"^\d\d passed", said, re.MULTILINE)
 
 
+def test_names_and_texts_of_a_package_are_only_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = "\x1b]0;owned\x07"
+    (tmp_path / "oddity.py").write_text(f'"""{odd}: [bold]{odd}."""\nConfig = build = None\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(methods, "_installed", lambda: {odd: "oddity"})
+    cli.main(["ls"])
+    shown = capsys.readouterr().out
+    assert "owned" in shown
+    assert "[bold]" in shown
+    assert "\x1b]" not in shown
+
+
 def test_an_installed_package_is_found_by_its_entry_point(package: Path) -> None:
     """By the command too, which reads the module without importing it."""
     info = package / "weightnoise-1.0.dist-info"

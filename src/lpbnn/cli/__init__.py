@@ -60,10 +60,15 @@ def ls(method: Annotated[Positional[str | None], arg(metavar="METHOD")] = None) 
         table.add_column(no_wrap=True, style="cyan")
         table.add_column()
         for name, description in entries.items():
-            table.add_row(name, escape(description))
+            table.add_row(_shown(name), _shown(description))
         console.print(table, "")
     _say("The options of a method: lpbnn ls METHOD")
     _say("Those of data and a backbone: lpbnn train --data NAME --backbone NAME --help")
+
+
+def _shown(text: str) -> str:
+    """Return text of a file for a table: no markup, and nothing that a terminal would obey."""
+    return escape(printable(text))
 
 
 def _description(method: str) -> str:
@@ -79,13 +84,13 @@ def _descriptions(package: str, table: str) -> dict[str, str]:
 
 
 def _show_options(method: str) -> None:
-    console.print(escape(methods.describe(method)))
+    console.print(_shown(methods.describe(method)))
     table = Table(box=None, title_justify="left")
     table.add_column("option", no_wrap=True, style="cyan")
     table.add_column("default", no_wrap=True)
     table.add_column("meaning")
     for option in methods.options(method):
-        table.add_row(option.name, escape(repr(option.default)), escape(option.description))
+        table.add_row(option.name, escape(repr(option.default)), _shown(option.description))
     console.print("", table, "")
     _say(f"Choose them with: lpbnn train --method {method} --method.NAME VALUE ...")
     _say("lpbnn train fills in num_data, the number of training examples.")
