@@ -6,6 +6,7 @@ import pickle
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -201,10 +202,18 @@ def test_a_siamese_network_still_trains_on_slices() -> None:
     torch.testing.assert_close(loss, torch.stack(each).mean())
 
 
+class ByKeyword(Recurrent):
+    def forward(self, x: Tensor, state: Tensor | None = None) -> Tensor:
+        return self.head(self.rnn(input=x, hx=state)[0][-1])
+
+
+@pytest.mark.parametrize("net", [Recurrent, ByKeyword])
 @pytest.mark.parametrize("time", [2, 8])
 @pytest.mark.parametrize("method", RANK_ONE)
-def test_a_time_first_recurrent_layer_is_refused_by_name(method: str, time: int) -> None:
-    model = build(Recurrent(batch_first=False), method, exclude="rnn")
+def test_a_time_first_recurrent_layer_is_refused_by_name(
+    method: str, time: int, net: type[Recurrent]
+) -> None:
+    model = build(net(batch_first=False), method, exclude="rnn")
     with pytest.raises(ValueError, match="'rnn' is a LSTM with batch_first=False"):
         lpbnn.predict(model, torch.randn(time, 8, 5))
 
@@ -648,15 +657,19 @@ def test_a_string_that_chooses_the_way_through_a_network_is_another_kind_of_call
 
 
 class Gated(Mlp):
-    """Adds the mean of the batch through a gate that is closed at first."""
+    """Adds the mean of the batch through a gate that is closed at first, or nearly."""
 
-    def __init__(self) -> None:
+    def __init__(self, gate: float = 0.0) -> None:
         super().__init__()
-        self.gate = nn.Parameter(torch.zeros(()))
+        self.gate = nn.Parameter(torch.tensor(gate))
 
     def forward(self, x: Tensor) -> Tensor:
         x = super().forward(x)
         return x + self.gate * x.mean(0)
+
+
+def nearly_closed() -> nn.Module:
+    return Gated(1e-5)
 
 
 class Centred(Mlp):
@@ -695,10 +708,10 @@ class LargeBatches(Mlp):
 
 
 @pytest.mark.parametrize("method", ["batchensemble", "mcdropout", "mcp", "ensemble", "meanfield"])
-@pytest.mark.parametrize("net", [Gated, Centred, Numbered, Divided, LargeBatches])
+@pytest.mark.parametrize("net", [Gated, nearly_closed, Centred, Numbered, Divided, LargeBatches])
 @pytest.mark.filterwarnings("ignore:members cannot run as rows")
 def test_examples_that_depend_on_their_batch_are_not_taken_out_of_it(
-    method: str, net: type[nn.Module]
+    method: str, net: Callable[[], nn.Module]
 ) -> None:
     model, x = lpbnn.build(net(), method, num_data=10), torch.randn(7, 5)
     with pytest.raises(ValueError, match="cannot be taken apart"):

@@ -32,6 +32,7 @@ Record = list[tuple[str, Tensor]]  # tensors that a run passed through, with the
 RESULT = "the output"  # of the network, in a record
 MAX_ROWS = 3  # rows that are compared
 MEMBERS = 2  # members that are compared
+HIDES = 0.01  # a weight whose entries are all smaller hides what it multiplies
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}  # of the largest number; half: 0.05
 # Modules that are compared in evaluation mode: dropout is random, and norms of members share statistics.
 EVAL_ONLY = (
@@ -130,7 +131,7 @@ def verify(model: "MemberEnsemble", call: Call) -> CheckReport:
     """
     shared, kind = call.find_shared(), call_kind(call.args, call.kwargs)
     before = model.expand_at
-    with _unchanged(model), _no_zeros(model.net), torch.no_grad():
+    with _unchanged(model), _no_small_weights(model.net), torch.no_grad():
         evaluation = _run_few_rows(
             call, lambda few, cut: _Reference(model, few, cut, training=False)
         )
@@ -180,7 +181,7 @@ def rows_are_independent(model: UncertainModel, call: Call) -> bool:
             outputs = tree_leaves(run_members(*args, **kwargs))
         return [output.movedim(1, 0) for output in outputs]
 
-    with _unchanged(model), _quiet(model, False), _no_zeros(model), torch.no_grad():
+    with _unchanged(model), _quiet(model, False), _no_small_weights(model), torch.no_grad():
         with _seeded(model):
             run_members = next(model.passes(1, model.members))  # what these draw stays
         few, cut, whole = _run_few_rows(call, lambda few, cut: (few, cut, run(few)))
@@ -292,14 +293,15 @@ def _record(model: Any, training: bool, run: Callable[..., Any], call: Call) -> 
         for path, module in model.net.named_modules():
             if model.is_converted(module):
 
-                def keep(layer: Any, args: Any, output: Any, path: str = path) -> None:
+                def keep(_: Any, args: Any, kwargs: Any, output: Any, path: str = path) -> None:
                     if vmap_is_running():
                         return  # its tensors end with it
-                    # The input too: a weight of zeros would hide that its rows are mixed.
-                    record.append((f"the input of {path!r}", args[0].detach().clone()))
+                    # The input too: a layer that gives the same for all would hide that rows are mixed.
+                    x = args[0] if args else kwargs["input"]
+                    record.append((f"the input of {path!r}", x.detach().clone()))
                     record.append((f"the output of {path!r}", output.detach().clone()))
 
-                stack.callback(module.register_forward_hook(keep).remove)
+                stack.callback(module.register_forward_hook(keep, with_kwargs=True).remove)
         result = run(call.replace(*call.copy()))
     return [*record, *((RESULT, leaf.detach().clone()) for leaf in tree_leaves(result))]
 
@@ -437,11 +439,13 @@ def _refuse_time_first(reference: _Reference) -> None:
     with ExitStack() as stack:
         for path, module in time_first:
 
-            def record(layer: nn.Module, inputs: Any, path: str = path) -> None:
-                if inputs and isinstance(inputs[0], Tensor) and inputs[0].dim() == 3:
-                    shapes.append((path, layer, tuple(inputs[0].shape)))
+            def record(layer: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
+                first = next(iter((*args, *kwargs.values())), None)
+                if isinstance(first, Tensor) and first.dim() == 3:
+                    shapes.append((path, layer, tuple(first.shape)))
 
-            stack.callback(module.register_forward_pre_hook(record).remove)
+            handle = module.register_forward_pre_hook(record, with_kwargs=True)
+            stack.callback(handle.remove)
         reference.run(0, reference.call)
     rows = reference.call.batch
     for path, module, shape in shapes:
@@ -496,15 +500,17 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _no_zeros(net: nn.Module) -> Iterator[None]:
-    """Give weights that are all zero other values inside the block: zeros hide what meets behind them.
+def _no_small_weights(net: nn.Module) -> Iterator[None]:
+    """Give weights that are all near zero other values inside the block: they hide what meets behind them.
 
     A gate or a last layer often starts there, and the result of the check is used when it has learned.
     """
     generator, changed = torch.Generator().manual_seed(0), []
     try:
         for name, p in net.named_parameters():
-            if "bias" in name or p.is_meta or not p.is_floating_point() or p.any():
+            if "bias" in name or p.is_meta or not p.is_floating_point() or not p.numel():
+                continue
+            if not p.detach().abs().amax() < HIDES:  # NaN too
                 continue
             changed.append((p, p.data))
             with torch.inference_mode(False):

@@ -303,3 +303,28 @@ def test_undo_takes_the_network_out_of_a_wrapped_model() -> None:
     net = nn.Sequential(nn.Linear(4, 3))
     assert lpbnn.undo(lpbnn.LossStep(lpbnn.build(net, "batchensemble"))) is net
     assert type(net[0]) is nn.Linear
+
+
+class ByName(nn.Module):
+    """Calls every layer by the name of its argument, as torch calls it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.drop, self.rnn = nn.Dropout(0.1), nn.GRU(4, 5, batch_first=True)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.drop(input=self.norm(input=self.conv(input=x)))
+        outputs, _ = self.rnn(input=x.flatten(2).mT)
+        return self.head(input=outputs[:, -1])
+
+
+@pytest.mark.parametrize("method", lpbnn.methods.names())
+@pytest.mark.filterwarnings("ignore::lpbnn.model.NotFittedWarning")
+def test_a_layer_may_be_called_by_the_name_of_its_argument(method: str) -> None:
+    own = {"batch_norm": "member"} if method == "lpbnn" else {}
+    model = lpbnn.build(lpbnn.split_recurrent(ByName()), method, num_data=10, **own)
+    x = torch.randn(6, 3, 5, 5)
+    assert model.train().loss(x, torch.tensor([0, 1, 2, 0, 1, 2]))["loss"].isfinite()
+    assert lpbnn.predict(model, x).probs.shape == (6, 3)

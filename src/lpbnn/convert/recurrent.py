@@ -93,14 +93,14 @@ class SplitRecurrent(nn.Module):
         return f"{self.kind.__name__}, {self.input_size}, {self.hidden_size}"
 
     def forward(
-        self, x: Tensor | PackedSequence, hx: Any = None
+        self, input: Tensor | PackedSequence, hx: Any = None
     ) -> tuple[Tensor | PackedSequence, Any]:
         """Return the outputs and the last states, in torch's layout."""
-        if isinstance(x, PackedSequence):
-            padded, lengths = pad_packed_sequence(x, batch_first=True)
+        if isinstance(input, PackedSequence):
+            padded, lengths = pad_packed_sequence(input, batch_first=True)
             lengths = lengths.to(padded.device)
         else:
-            padded, lengths = x, None
+            padded, lengths = input, None
         one = padded.dim() == 2  # one sequence, without a batch
         if one:
             padded = padded.unsqueeze(0)
@@ -124,8 +124,8 @@ class SplitRecurrent(nn.Module):
         if one:
             padded, states = padded.squeeze(0), [state.squeeze(1) for state in states]
         last = tuple(states) if self.mode == "LSTM" else states[0]
-        if isinstance(x, PackedSequence) and lengths is not None:
-            return _pack(padded, lengths.cpu(), x), last
+        if isinstance(input, PackedSequence) and lengths is not None:
+            return _pack(padded, lengths.cpu(), input), last
         return (padded if self.batch_first or one else padded.transpose(0, 1)), last
 
     def _starts(self, hx: Any, batch: int, one: bool) -> State | None:

@@ -145,19 +145,19 @@ class NoisyScale(Wrapper):
             noise = noise * noise_scale.to(noise)
         return scale * (1 + noise), shift
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         state: MemberPass | None = self.slot.get()
         if state is None:
             scale, shift = self.sample(1)
         else:
             scale, shift = state.sampled.scales[self.index], state.sampled.shifts[self.index]
         count = len(scale)
-        if x.shape[0] % count:
+        if input.shape[0] % count:
             raise ValueError(
-                f"{self.path!r} got {x.shape[0]} rows for {count} members; rows are member-major and a "
+                f"{self.path!r} got {input.shape[0]} rows for {count} members; rows are member-major and a "
                 "multiple of the members. Call the built model."
             )
-        rows = gather(self.layer(x, *args, **kwargs), count)
+        rows = gather(self.layer(input, *args, **kwargs), count)
         shape = [count, *(1,) * (rows.dim() - 1)]
         if self.channels_last:
             shape[-(scale.dim() - 1) :] = scale.shape[1:]

@@ -167,16 +167,16 @@ class ActiveDropout(Wrapper):
     def extra_repr(self) -> str:
         return f"p={self.rate:g}"
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         rate = self.rate
         state: MemberPass | None = self.slot.get()
         masks: DropoutMasks | None = None if state is None else state.sampled
         # Rows that do not belong to members evenly get plain dropout.
-        if masks is None or masks.seeds is None or x.shape[0] % masks.count:
-            return self.function(x, rate, training=True)
-        shape = x.shape[1:2] + (1,) * (x.dim() - 2) if self.by_channel else x.shape[1:]
-        stays = masks.sample(shape, rate, x.device).unsqueeze(1)
-        rows = gather(x, len(stays))
+        if masks is None or masks.seeds is None or input.shape[0] % masks.count:
+            return self.function(input, rate, training=True)
+        shape = input.shape[1:2] + (1,) * (input.dim() - 2) if self.by_channel else input.shape[1:]
+        stays = masks.sample(shape, rate, input.device).unsqueeze(1)
+        rows = gather(input, len(stays))
         if not self.alpha:
             return torch.where(stays, rows / (1 - rate), 0.0).flatten(0, 1)
         scale = ((ALPHA**2 * rate + 1) * (1 - rate)) ** -0.5  # for mean 0 and variance 1
@@ -203,8 +203,8 @@ class DropBefore(Wrapper):
         super().__init__(layer, path)
         self.dropout = ActiveDropout(nn.Dropout(rate))
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return self.layer(self.dropout(x), *args, **kwargs)
+    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return self.layer(self.dropout(input), *args, **kwargs)
 
 
 class MCDropout(MemberEnsemble):

@@ -165,16 +165,18 @@ class GaussianLayer(Wrapper):
             ]
         return torch.stack(parts).sum()
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         state: Draw | None = self.slot.get()
         noise = self.draw() if state is None else state.layers[self.index]
         weight, bias = self.layer.weight, self.layer.bias
         if noise.flip:
-            mean = self.layer(x, *args, **kwargs)
-            perturbed = self._call(noise.weight, noise.bias, x * self._signs(x), *args, **kwargs)
+            mean = self.layer(input, *args, **kwargs)
+            perturbed = self._call(
+                noise.weight, noise.bias, input * self._signs(input), *args, **kwargs
+            )
             return mean + perturbed * self._signs(perturbed)
         drawn = None if noise.bias is None else bias + noise.bias  # type: ignore[operator]
-        return self._call(weight + noise.weight, drawn, x, *args, **kwargs)  # type: ignore[operator]
+        return self._call(weight + noise.weight, drawn, input, *args, **kwargs)  # type: ignore[operator]
 
     def _call(self, weight: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
         """Run the layer with other weights."""

@@ -124,8 +124,8 @@ class FirstLayer(_Wide):
         """Return the layer that computes the same if all inputs are equal."""
         return self._narrow(torch.stack(self._copies("weight", self.axis)).sum(0))
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        groups = gather(x, self.members).unflatten(self.channel, (self.groups, -1))
+    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        groups = gather(input, self.members).unflatten(self.channel, (self.groups, -1))
         joined = torch.stack(groups.unbind(), self.channel - 1)
         return self.layer(joined.flatten(self.channel - 2, self.channel), *args, **kwargs)
 
@@ -152,8 +152,8 @@ class LastLayer(_Wide):
             self._set("bias", self._copies("bias", 0)[0].clone())
         return self._narrow(self._copies("weight", self.axis)[0].clone())
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        y = self.layer(x, *args, **kwargs)
+    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        y = self.layer(input, *args, **kwargs)
         heads = y.unflatten(self.channel, (self.groups, self.members, -1))
         # torch.export takes any batch in unbind and cat, but not in movedim and flatten.
         own = [

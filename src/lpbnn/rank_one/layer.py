@@ -113,26 +113,26 @@ class RankOneLayer(Wrapper):
             self.layer.bias = nn.Parameter(mean.detach(), self.member_bias.requires_grad)
         return super().restore()
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         state: MemberPass | None = self.slot.get()
         sampled = sample_layers([self]) if state is None else state.sampled
         factors = sampled.layers[0 if state is None else self.index]
         layer, members = self.layer, len(factors.s)
         if members == 1:
-            return self.run_member(x, factors, *args, **kwargs)
+            return self.run_member(input, factors, *args, **kwargs)
         known = not args and not kwargs and self.is_standard  # _apply knows the operation
-        if self.expands_batch and state is not None and x.shape[0] * members == state.rows:
+        if self.expands_batch and state is not None and input.shape[0] * members == state.rows:
             if known and is_one_product(layer, factors.r, factors.s):
-                return run_all_members(layer, x, member_weights(layer, factors), factors.bias)
-            x = expand_batch(x, members)
-        if x.shape[0] % members or (state is not None and x.shape[0] % state.rows):
-            raise ValueError(self._describe_rows(x.shape[0], members, state))
-        if known and prefers_member_weights(layer, x, factors.r, factors.s):
-            return self._use_member_weights(x, factors)
-        if known and (how := fast_geometry(layer, x)) is not None:
-            y = member_convolution(x, layer.weight, factors.r, factors.s, how)  # type: ignore[arg-type]
+                return run_all_members(layer, input, member_weights(layer, factors), factors.bias)
+            input = expand_batch(input, members)
+        if input.shape[0] % members or (state is not None and input.shape[0] % state.rows):
+            raise ValueError(self._describe_rows(input.shape[0], members, state))
+        if known and prefers_member_weights(layer, input, factors.r, factors.s):
+            return self._use_member_weights(input, factors)
+        if known and (how := fast_geometry(layer, input)) is not None:
+            y = member_convolution(input, layer.weight, factors.r, factors.s, how)  # type: ignore[arg-type]
             return y if factors.bias is None else shift_rows(y, factors.bias)
-        return self._scale_activations(x, factors, *args, **kwargs)
+        return self._scale_activations(input, factors, *args, **kwargs)
 
     def run_member(self, x: Tensor, factors: LayerFactors, *args: Any, **kwargs: Any) -> Tensor:
         """Return the output of one member for inputs of any shape: the reference."""

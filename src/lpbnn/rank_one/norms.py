@@ -41,14 +41,14 @@ class MemberNorm(Wrapper):
     def extra_repr(self) -> str:
         return f"members={len(self.norms)}"
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         state = self.slot.get()
         count = len(self.norms)
         # A frozen ensemble has several samples of each member, which share its norm.
         first, rows = (0, count) if state is None else (state.first, state.count)
         if rows == 1:
-            return self.norms[first % count](x)
-        parts = enumerate(gather(x, rows).unbind(), start=first)
+            return self.norms[first % count](input)
+        parts = enumerate(gather(input, rows).unbind(), start=first)
         return torch.cat([self.norms[member % count](part) for member, part in parts])
 
     def restore(self) -> nn.Module:
