@@ -46,12 +46,13 @@ def test_classwise_ece_is_the_mean_of_binary_errors() -> None:
 
 
 def test_bins_of_the_classwise_ece_are_closed_above() -> None:
-    """0.25 is in the bin with 0.1, not in that with 0.4: the errors there cancel."""
-    first = torch.tensor([0.25, 0.1, 0.4])
-    probs, labels = torch.stack([first, 1 - first], 1), torch.tensor([0, 1, 1])
-    # Class 0: |0.75 - 0.1| in the first bin, 0.4 in the second. Class 1: 0.75 and 0.9 are in different
-    # bins, 0.75 with 0.6: |-0.75 + 0.4| and 0.1.
-    expected = (0.65 + 0.4 + 0.35 + 0.1) / 6
+    """0.25 is in the bin with 0.1, not in that with 0.4."""
+    probs = torch.tensor([[0.25, 0.3, 0.45], [0.1, 0.3, 0.6], [0.4, 0.3, 0.3]])
+    labels, expected = torch.tensor([0, 1, 2]), 0.0
+    for c in range(3):
+        for b in range(4):
+            inside = (b / 4 < probs[:, c]) & (probs[:, c] <= (b + 1) / 4)
+            expected += ((labels == c).float() - probs[:, c])[inside].sum().abs().item() / 9
     assert metrics.classwise_ece(probs, labels, num_bins=4) == pytest.approx(expected)
 
 
