@@ -13,7 +13,7 @@ from report.conftest import METHODS, Make, arrays, examples, info
 
 from lpbnn.cli.options import read_config
 from lpbnn.report import PaperTable, write_report
-from lpbnn.report.colours import colour_of
+from lpbnn.report.colours import MARKERS, colour_of
 from lpbnn.training.rundir import RunDir
 
 EVIL = "</title></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
@@ -240,12 +240,12 @@ def test_a_method_has_its_colour_whatever_else_is_on_the_page(make: Make, tmp_pa
     assert len({colour_of(method) for method in METHODS}) == len(METHODS)
     made = {name: make(name, with_arrays={}) for name in ("mcp", "lpbnn", "tradi")}
     all_of_them = chips(*made.values())
-    assert all_of_them["LP-BNN"] == "chip --m0"
+    assert all_of_them["LP-BNN"] == "chip v0 --m0"
     for method, path in made.items():
         ((name, colour),) = chips(path).items()
         assert all_of_them[name] == colour, method
     eight = make("lpbnn", folder="eight", options={"members": 8}, with_arrays={})
-    assert list(chips(made["lpbnn"], eight).values()) == ["chip --m0", "chip v1 --m0"]
+    assert list(chips(made["lpbnn"], eight).values()) == ["chip v0 --m0", "chip v1 --m0"]
     another = make("my-own", with_arrays={})
     own = chips(another)
     assert chips(made["mcp"], another)["my-own"] == own["my-own"]
@@ -358,3 +358,15 @@ def test_the_head_counts_methods_and_lists_the_data(make: Make, tmp_path: Path) 
     text = write_report(runs, tmp_path / "page.html").read_text()
     assert "2 methods in 3 settings, 3 runs of small-cnn" in text
     assert "Uncertainty on digits, one and two" in text
+
+
+def test_a_row_has_the_shape_of_its_marker(make: Make, tmp_path: Path) -> None:
+    """All but the square have a rule of their own: a chip without one is square."""
+    rows = [make("lpbnn", lr=0.01 * (i + 1)) for i in range(len(MARKERS))]
+    text = write_report(rows, tmp_path / "page.html").read_text()
+    table = text[text.index('id="comparison"') :]
+    table = table[: table.index("</table>")]
+    chips = re.findall(r'class="chip (v\d)"', table)
+    assert chips == [f"v{i}" for i in range(len(MARKERS))]
+    for chip, shape in zip(chips, MARKERS, strict=True):
+        assert bool(re.search(rf"\.chip\.{chip}[ ,]", text)) == (shape != "s")

@@ -57,6 +57,11 @@ def test_nothing_to_compare_is_no_section(make: Make) -> None:
     assert drawn(make("mcp"), make("lpbnn", diverged=2)) == []
 
 
+def test_one_that_has_not_learned_is_no_point(make: Make) -> None:
+    near = [measured(make, a, 0.1, name=name) for name, a in (("mcp", 0.9), ("edl", 0.8))]
+    assert drawn(*near, measured(make, 0.1, 0.0, name="duq")) == drawn(*near)
+
+
 def test_one_far_off_is_named_with_its_numbers_and_presses_nobody_flat(make: Make) -> None:
     near = [measured(make, 0.93 + 0.001 * i, 0.01 + 0.001 * i, name=f"m{i}") for i in range(6)]
     (chart,) = drawn(*near, measured(make, 0.645, 0.254, name="far"))

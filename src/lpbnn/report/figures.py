@@ -207,8 +207,9 @@ def costs(groups: Sequence[Group]) -> list[Figure]:
 
 
 def trade_off(groups: Sequence[Group], across: Measured, up: Measured) -> list[Figure]:
-    """A chart of one number against another: a point for each method that trained, two at least."""
-    points = [(g, *found) for g in groups if (found := _point(g, across, up)) is not None]
+    """A chart of one number against another: a point for each method that learned, two at least."""
+    learned = [g for g in groups if not g.diverged and g.label not in tables.failed(groups)]
+    points = [(g, *found) for g in learned if (found := _point(g, across, up)) is not None]
     if len(points) < 2:
         return []
     info, what = across.info, up.name or up.info.head
@@ -607,7 +608,7 @@ def _point(
 ) -> tuple[float, float, float, float] | None:
     """Means and deviations (0 of one run), as they are shown."""
     (x, dx), (y, dy) = (_shown(group, one.info, one.path) for one in (across, up))
-    if group.diverged or np.isnan(x + y):
+    if np.isnan(x + y):
         return None
     return x, y, float(np.nan_to_num(dx)), float(np.nan_to_num(dy))
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from lpbnn.report import figures, gallery, tables
-from lpbnn.report.colours import COLOURS, assign
+from lpbnn.report.colours import COLOURS, MARKERS, assign
 from lpbnn.report.entries import fitting
 from lpbnn.report.runs import Group, Run, by_data, grouped, plural, read_runs
 from lpbnn.report.settings import made
@@ -199,7 +199,7 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.globals |= {"COLOURS": COLOURS, "RULE": RULE, "plural": plural}
+    found.globals |= {"COLOURS": COLOURS, "MARKERS": MARKERS, "RULE": RULE, "plural": plural}
     found.filters |= {"parts": _parts, "starts": _starts}
     return found
 
