@@ -1,6 +1,7 @@
 """Predictions of many batches, and what a prediction can be turned into and made of."""
 
 import gc
+from collections import UserDict
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lpbnn
 from lpbnn.likelihoods import Categorical, Gaussian, MultiHead
-from lpbnn.predict import Prediction, predict
+from lpbnn.predict import Prediction, predict, to_device
 
 NAMES = ("average", "aleatoric", "epistemic", "total", "ood_score")
 
@@ -136,6 +137,16 @@ class Batches:
 def test_any_iterable_of_batches_is_predicted(small_model: lpbnn.UncertainModel) -> None:
     x = torch.randn(10, 5)
     check_equal(predict(small_model, Batches(x), seed=1), predict(small_model, x, seed=1))
+
+
+@pytest.mark.parametrize("kind", [dict, UserDict])
+def test_the_tensors_of_any_mapping_go_to_the_models_device(kind: Any) -> None:
+    """What a tokenizer of transformers returns is a UserDict, into which torch's tree functions do not look."""
+    batch = kind({"ids": torch.zeros(4, 5), "more": [torch.zeros(4)], "flag": True})
+    moved = to_device(batch, lpbnn.build(small(), "mcp").to("meta"))
+    assert moved["ids"].is_meta
+    assert moved["more"][0].is_meta
+    assert moved["flag"] is True
 
 
 # What a prediction can be turned into

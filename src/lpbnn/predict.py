@@ -481,6 +481,8 @@ def to_device(tree: Any, model: nn.Module) -> Any:
     first = next(chain(model.parameters(), model.buffers()), None)
     if first is None:
         return tree
+    if isinstance(tree, Mapping):  # torch looks into a dict, not into a tokenizer's BatchEncoding
+        tree = dict(tree)
     return tree_map_only(Tensor, lambda t: t.to(first.device, non_blocking=True), tree)
 
 
