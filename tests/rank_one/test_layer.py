@@ -1,6 +1,7 @@
 """RankOneLayer computes s * W(r * x) + b for every layer type, in each of its ways."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -117,6 +118,20 @@ def test_one_member_with_unit_factors_is_the_plain_layer_to_the_last_bit(kind: s
     inputs, outputs = widths(layer)
     ones = FixedFactors(torch.ones(1, inputs), torch.ones(1, outputs)).double()
     assert torch.equal(RankOneLayer(layer, ones)(x), expected)
+
+
+@pytest.mark.parametrize("method", ["batchensemble", "lpbnn", "rank1"])
+def test_layers_of_one_shape_that_are_apart_keep_their_own_factors(method: str) -> None:
+    """They are sampled together, and given back in the order of the network."""
+    sizes = [(4, 4), (4, 6), (6, 4), (4, 4), (4, 6)]
+    net = nn.Sequential(*(nn.Linear(*size) for size in sizes))
+    model: Any = lpbnn.build(net, method, members=2, num_data=10)
+    if method != "batchensemble":
+        model.set_noise_scale(0.0)
+    for layer, factors in zip(model.layers, model.sample().layers, strict=True):
+        names = ("r_mean", "s_mean") if method == "rank1" else ("r", "s")
+        for found, name in zip(factors[:2], names, strict=True):
+            torch.testing.assert_close(found, getattr(layer.factors, name), atol=1e-3, rtol=0)
 
 
 @pytest.mark.parametrize("way", WAYS)
