@@ -75,6 +75,16 @@ def test_the_risk_threshold_accepts_examples_of_equal_uncertainty_together() -> 
     assert risk_threshold(uncertainty, errors, 0.5) == pytest.approx(0.2)
 
 
+def test_a_risk_that_is_met_exactly_is_allowed() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(100):
+        uncertainty = torch.randint(0, 6, (24,), generator=generator).double()
+        errors = torch.randint(0, 2, (24,), generator=generator)
+        for threshold in uncertainty.unique().tolist():
+            risk = errors[uncertainty <= threshold].double().mean().item()
+            assert risk_threshold(uncertainty, errors, risk) >= threshold
+
+
 def test_a_risk_that_cannot_be_reached_names_the_lowest() -> None:
     with pytest.raises(ValueError, match="the lowest is 1. Fix"):
         risk_threshold(torch.rand(5), torch.ones(5), 0.1)
