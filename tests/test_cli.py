@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lpbnn import cli, methods, predict, source
+from lpbnn import cli, experiments, methods, predict, source
 from lpbnn.data.files import read_images
 from lpbnn.training.run import load_run
 from lpbnn.training.rundir import RunDir
@@ -187,9 +187,10 @@ def test_help_reads(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_lists_a_command_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         lpbnn("--help")
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "Every method on scikit-learn's digits" in shown
-    assert "Nothing is downloaded" not in shown
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    first, _, rest = experiments.text("demo").partition("\n\n")
+    assert " ".join(first.split()) in shown
+    assert " ".join(rest.split())[:40] not in shown
 
 
 def test_train_compare_report_predict(
@@ -303,6 +304,8 @@ def test_a_wrong_option_names_the_right_one(capsys: pytest.CaptureFixture[str]) 
     assert "2.5" in failing(capsys, "train", "--method.members", 2.5)
     assert "digits" in failing(capsys, "train", "--data", "digit")
     assert "lenet" in failing(capsys, "train", "--backbone", "lenett")
+    said = failing(capsys, "train", "--method.members", -1)
+    assert said == "error: members=-1: expected an integer of at least 1."
     said = failing(capsys, "train", "--optim.lr", -1)
     assert "optim.lr is -1.0; expected a number greater than 0" in said
     assert "tyro" not in said

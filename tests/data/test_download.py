@@ -104,8 +104,12 @@ def test_a_wrong_download_is_refused(tmp_path: Path, server: tuple[Path, str]) -
 
 def test_no_network_is_an_error_with_the_address(tmp_path: Path) -> None:
     pytest.importorskip("pooch")
-    with pytest.raises(OSError, match=r"could not be downloaded \(http://127\.0\.0\.1:9/file"):
+    with pytest.raises(
+        OSError, match=r"could not be downloaded \(http://127\.0\.0\.1:9/file"
+    ) as told:
         _download.fetch(["http://127.0.0.1:9/file"], "00", tmp_path / "file")
+    assert "refused" in str(told.value)
+    assert "retries" not in str(told.value)  # which requests wraps around the reason
 
 
 def test_missing_members_of_an_archive_are_extracted(

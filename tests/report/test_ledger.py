@@ -127,6 +127,7 @@ def test_a_folder_of_runs_or_of_the_ledger(make: Make, ledger: Path, tmp_path: P
     keep(runs[0], ledger)
     assert [run.seed for run in found_in(tmp_path)] == [0, 1]
     assert [run.seed for run in found_in(ledger)] == [0]
+    assert [run.seed for run in found_in(runs[0])] == [0]
     for run in runs:
         (run / "results.json").unlink()
     with pytest.raises(RunError, match="none of the 2 runs"):

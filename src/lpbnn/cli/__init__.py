@@ -133,9 +133,11 @@ def train(
     if print_config:
         print(write_config(all_options(config, options)), end="")
         return
+    from lpbnn.training.build import resolved
     from lpbnn.training.distributed import is_first
     from lpbnn.training.run import run
 
+    config = resolved(config)  # a wrong option is told before the folder is
     parts = (config.data, config.backbone, config.method, str(config.seed))
     out = resume or out or Path("runs") / "-".join(parts).replace(":", ".")  # of MODULE:NAME
     if is_first():

@@ -53,7 +53,7 @@ def fetch(urls: Sequence[str], checksum: str, target: Path, extract: bool = Fals
         try:
             pooch.retrieve(url, f"md5:{checksum}", target.name, target.parent)
         except (OSError, ValueError) as error:  # no network, not found; the wrong bytes
-            failures.append(f"{url}: {error}")
+            failures.append(f"{url}: {_reason(error)}")
         else:
             if extract:
                 _extract(target)
@@ -79,6 +79,12 @@ def _extract(archive: Path) -> None:
             if content is not None and not target.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 write_atomic(target, content.read())
+
+
+def _reason(error: BaseException) -> BaseException:
+    """Return the error that others were wrapped around: a name that was not found, not all retries of it."""
+    inside = getattr(error, "reason", None) or next(iter(error.args), None)
+    return _reason(inside) if isinstance(inside, BaseException) else error
 
 
 def unpickle(path: Path) -> dict[str, Any]:

@@ -71,8 +71,8 @@ def kept_in(folder: Path) -> list[Path]:
 
 
 def found_in(folder: str | Path) -> list[Run]:
-    """The runs of a folder of the ledger, or the finished ones among a folder's run folders."""
-    folders = [p for p in Path(folder).glob("*") if (p / CONFIG).is_file()]
+    """The runs of a folder of the ledger, the finished ones among a folder's run folders, or one run."""
+    folders = [p for p in (Path(folder), *Path(folder).glob("*")) if (p / CONFIG).is_file()]
     finished = [path for path in folders if RunDir(path).state() == "finished"]
     if not folders or kept_in(Path(folder)):
         return read_ledger(folder)

@@ -104,7 +104,8 @@ def evaluate(
     if config.channels_last:  # as training leaves it: a run that was read back is measured alike
         checkpoint.channels_last(model)
     predictor = Predictor(model, info, config, fabric)
-    cost = _cost(predictor, splits)  # first: it also warms the device up
+    # First: it also warms the device up. The other processes leave rank 0 the machine.
+    cost = predictor.ranks.rank_zero(lambda: _cost(predictor, splits))
     room = len(splits.test) * info.outputs <= KEPT_NUMBERS
     own = make_evaluator(info, device, room, predictor.members)
     test = predictor.over(splits.test, own)
@@ -309,13 +310,7 @@ def _mean(values: list[float]) -> float:
 
 
 def _cost(predictor: Predictor, splits: Splits) -> dict[str, Any]:
-    """Return the cost of predicting in one process: rank 0 measures, the others leave it the machine."""
-    mine = _measured_cost(predictor, splits) if predictor.ranks.rank == 0 else {}
-    return predictor.ranks.gather(mine)[0]
-
-
-def _measured_cost(predictor: Predictor, splits: Splits) -> dict[str, Any]:
-    """Return parameters, and the time and memory of a prediction, measured on a second pass."""
+    """Return parameters, and the time and memory of predicting in one process, on a second pass."""
     model, device = predictor.model, predictor.device
     count = _timed(len(splits.test), predictor)
     timed, seconds = splits.test.take(slice(count)).to(device), 0.0
