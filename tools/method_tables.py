@@ -67,21 +67,26 @@ def measured(method: str, folder: Path = RESULTS) -> str:
         >>> print(measured("tradi").splitlines()[2].split("|")[1:5])
         [' CIFAR-10, WRN-16-4 ', ' **TRADI** ', ' 3 ', ' 92.00 ±0.09 ']
     """
-    heads = ["data, network", "method", "seeds", *(column.title for column in COLUMNS), "record"]
+    heads = ["data, network", "method", "seeds", *(column.title for column in COLUMNS)]
     lines: list[Sequence[str]] = []
+    records = []
     for data, name in (("cifar10", "CIFAR-10"), ("cifar100", "CIFAR-100")):
         rows = read_csv(folder / f"{data}.csv")
         for backbone in ("wrn-16-4", "wrn-28-10"):
-            place = f"{name}, {backbone.upper()}", f"`results/{data}.csv`"
-            lines += _beside(method, [r for r in rows if r["backbone"] == backbone], COLUMNS, place)
+            own = [row for row in rows if row["backbone"] == backbone]
+            found = _beside(method, own, COLUMNS, f"{name}, {backbone.upper()}")
+            lines += found
+            records += [f"`results/{data}.csv`"] * bool(found)
     fair = read_csv(folder / "fair-cifar10.csv")
     final = [row for row in fair if row["stage"] == "final" and row["noise"] == "trained"]
-    place = "CIFAR-10, WRN-16-4, chosen settings", "`results/fair-cifar10.csv`"
-    lines += _beside(method, final, FAIR, place)
+    chosen = _beside(method, final, FAIR, "CIFAR-10, WRN-16-4, chosen settings")
+    records += ["`results/fair-cifar10.csv` (chosen settings)"] * bool(chosen)
+    lines += chosen
     if not lines:
         raise ValueError(f"no record of {method!r} in {folder}")
-    table = [heads, ["---", "---", *["---:"] * (len(heads) - 3), "---"], *lines]
-    return "\n".join(f"| {' | '.join(line)} |" for line in table) + f"\n\n{CAPTION}"
+    table = [heads, ["---", "---", *["---:"] * (len(heads) - 2)], *lines]
+    told = f"{CAPTION} Records: {', '.join(dict.fromkeys(records))}."
+    return "\n".join(f"| {' | '.join(line)} |" for line in table) + f"\n\n{told}"
 
 
 def posthoc(folder: Path = RESULTS) -> str:
@@ -95,10 +100,9 @@ def posthoc(folder: Path = RESULTS) -> str:
 
 
 def _beside(
-    method: str, rows: Sequence[Row], columns: Sequence[Column], place: tuple[str, str]
+    method: str, rows: Sequence[Row], columns: Sequence[Column], where: str
 ) -> list[Sequence[str]]:
     """Return the lines of a method and of the plain network; none if the method was not measured."""
-    where, record = place
     lines = []
     for name in dict.fromkeys((method, "mcp")):
         own = [row for row in rows if row["method"] == name]
@@ -107,7 +111,7 @@ def _beside(
         label = title(name)
         cells = [_mean(numbers(own, column.key), column) for column in columns]
         head = f"**{label}**" if name == method else label
-        lines.append((where, head, str(len(own)), *cells, record))
+        lines.append((where, head, str(len(own)), *cells))
     return lines
 
 
