@@ -159,7 +159,7 @@ def regression(steps: int = 1500) -> Picture:
         (
             "Twenty noisy points of a cubic curve between -4 and 4, where a band should hold 95 % of "
             "new points, and should open outside. The dark part of a band is epistemic. The plain "
-            "network learns the noise by heart: its band is too narrow, and no wider outside. That of "
+            "network memorises the noise: its band is too narrow, and no wider outside. That of "
             "LP-BNN opens; the price is a mean that bends less than the curve does.",
             f"{'; '.join(told)}. (NLL and coverage of the 95 % band on 200 test points; AUROC of "
             "telling points outside from points inside by the predicted variance.)",
