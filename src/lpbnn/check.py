@@ -515,6 +515,9 @@ def _no_small_weights(net: nn.Module) -> Iterator[None]:
             changed.append((p, p.data))
             with torch.inference_mode(False):
                 values = 0.1 + 0.1 * torch.rand(p.shape, generator=generator)
+                if p.dim() > 1:  # as large as weights usually are, so that nothing overflows
+                    fan_in = p.numel() / len(p)
+                    values = torch.randn(p.shape, generator=generator) / fan_in**0.5
                 p.data = values.to(p.device, p.dtype)  # new memory: a graph may need the zeros
         yield
     finally:
