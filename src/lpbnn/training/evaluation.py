@@ -281,9 +281,7 @@ def _sets(test: Dataset, settings: EvalConfig, ranks: Ranks) -> Iterator[tuple[i
             images = corrupt(test.inputs, name, level, SEED, settings.frost)
             yield number, CorruptedSet(name, level, images, "generated")
         else:
-            frost = archive.frost if name == "frost" else None
-            images = archive.read(name, level)
-            yield number, CorruptedSet(name, level, images, archive.origin, frost)
+            yield number, archive.read(name, level)
 
 
 def _archive(test: Dataset, settings: EvalConfig, root: Path, ranks: Ranks) -> Archive:

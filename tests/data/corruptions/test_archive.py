@@ -53,11 +53,11 @@ def test_layout_is_the_published_one(images: Tensor, tmp_path: Path) -> None:
     assert rows.dtype == np.uint8
     expected = corrupt(images, "gaussian_noise", 4, seed=7)
     np.testing.assert_array_equal(rows[18:24], expected.permute(0, 2, 3, 1))
-    assert torch.equal(sets.read("gaussian_noise", 4), expected)
+    assert torch.equal(sets.read("gaussian_noise", 4).images, expected)
     np.testing.assert_array_equal(np.load(tmp_path / "labels.npy"), np.tile(np.arange(6), 5))
     recipe = json.loads((tmp_path / "frost.json").read_text())
     assert (recipe["seed"], recipe["version"], recipe["frost"]) == (7, 1, "procedural")
-    assert sets.label == "generated (frost: procedural)"
+    assert (sets.origin, sets.frost) == ("generated", "procedural")
     assert {path.suffix for path in tmp_path.iterdir()} == {".npy", ".json"}  # nothing half-made
 
 
@@ -98,13 +98,13 @@ def test_other_frost_touches_frost_alone(
     monkeypatch.setattr(archive, "corrupt", lambda x, name, *_: made.append(name) or x)
     sets = cached(images, tmp_path, frost=tmp_path, names=NAMES)
     assert made == ["frost"] * 5
-    assert sets.label == "generated (frost: pictures)"
+    assert (sets.origin, sets.frost) == ("generated", "pictures")
 
 
 def test_a_damaged_file_is_noticed_and_made_anew(
     images: Tensor, tmp_path: Path, made: list[str]
 ) -> None:
-    good = cached(images, tmp_path, names=NAMES).read("contrast", 2)
+    good = cached(images, tmp_path, names=NAMES).read("contrast", 2).images
     path = tmp_path / "contrast.npy"
     data = bytearray(path.read_bytes())
     data[-5] ^= 1
@@ -113,7 +113,7 @@ def test_a_damaged_file_is_noticed_and_made_anew(
     with pytest.warns(UserWarning, match=r"contrast\.npy is damaged"):
         sets = cached(images, tmp_path, names=NAMES)
     assert made == ["contrast"] * 5
-    assert torch.equal(sets.read("contrast", 2), good)
+    assert torch.equal(sets.read("contrast", 2).images, good)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"unfinished": true}'])
@@ -190,7 +190,7 @@ def test_grey_digits_are_cached_with_one_channel(tmp_path: Path) -> None:
     grey = torch.randint(0, 256, (3, 1, 8, 8), dtype=torch.uint8)
     sets = cached(grey, tmp_path, names=["pixelate"])
     assert np.load(tmp_path / "pixelate.npy").shape == (15, 8, 8, 1)
-    assert torch.equal(sets.read("pixelate", 5), corrupt(grey, "pixelate", 5))
+    assert torch.equal(sets.read("pixelate", 5).images, corrupt(grey, "pixelate", 5))
 
 
 # --- read_official -------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def test_grey_digits_are_cached_with_one_channel(tmp_path: Path) -> None:
 def test_official_files_are_read_severity_by_severity(tmp_path: Path) -> None:
     publish(tmp_path)
     sets = read_official(tmp_path)
-    assert (sets.origin, sets.label, sets.num) == ("official", "official", 4)
+    assert (sets.origin, sets.frost, sets.num) == ("official", None, 4)
     assert sets.labels is not None
     assert sets.labels.tolist() == [0, 1, 2, 3]
     assert sets.labels.dtype == torch.int64
@@ -209,7 +209,7 @@ def test_official_files_are_read_severity_by_severity(tmp_path: Path) -> None:
     assert found[3].images[:, 0, 0, 0].tolist() == [40, 41, 42, 43]
     assert found[3].origin == "official"
     first = read_official(tmp_path, n=2)
-    assert first.read("fog", 5)[:, 2, 31, 31].tolist() == [50, 51]
+    assert first.read("fog", 5).images[:, 2, 31, 31].tolist() == [50, 51]
     assert first.labels is not None
     assert first.labels.tolist() == [0, 1]
 
@@ -218,7 +218,7 @@ def test_generated_folders_are_never_called_official(tmp_path: Path) -> None:
     grey = torch.randint(0, 256, (2, 1, 8, 8), dtype=torch.uint8)
     cached(grey, tmp_path, labels=torch.tensor([3, 4]))
     sets = read_official(tmp_path)
-    assert sets.label == "generated (frost: procedural)"
+    assert (sets.origin, sets.frost) == ("generated", "procedural")
     assert {made.origin for made in sets} == {"generated"}
 
 

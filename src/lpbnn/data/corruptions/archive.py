@@ -40,7 +40,7 @@ UNFINISHED = {"unfinished": True}  # a recipe that fits nothing
 
 @dataclass(frozen=True, eq=False)
 class Archive:
-    """The corrupted sets of a folder, read one at a time; iterating gives every `CorruptedSet`.
+    """The corrupted sets of a folder, read one at a time; iterating gives all of them.
 
     `num` images per severity, `labels` for them (N,), or None where the folder has none.
     """
@@ -52,17 +52,8 @@ class Archive:
     names: tuple[str, ...]
     labels: Tensor | None
 
-    @property
-    def label(self) -> str:
-        """Origin of the sets, as a table prints it.
-
-        >>> Archive(Path("."), 9, "generated", "procedural", CORRUPTIONS, None).label
-        'generated (frost: procedural)'
-        """
-        return self.origin if self.frost is None else f"{self.origin} (frost: {self.frost})"
-
-    def read(self, name: str, severity: int) -> Tensor:
-        """The `num` images of one corruption at one severity, uint8 (N, C, H, W)."""
+    def read(self, name: str, severity: int) -> CorruptedSet:
+        """The set of one corruption at one severity, images uint8 (N, C, H, W)."""
         if name not in self.names or severity not in SEVERITIES:
             raise ValueError(
                 f"{self.root} was asked for {name!r} at severity {severity}; it holds "
@@ -71,13 +62,12 @@ class Archive:
         rows = _open(self.root / f"{name}.npy")
         each = len(rows) // len(SEVERITIES)
         part = rows[(severity - 1) * each :][: self.num]
-        return torch.from_numpy(np.array(part)).permute(0, 3, 1, 2).contiguous()
+        images = torch.from_numpy(np.array(part)).permute(0, 3, 1, 2).contiguous()
+        frost = self.frost if name == "frost" else None
+        return CorruptedSet(name, severity, images, self.origin, frost)
 
     def __iter__(self) -> Iterator[CorruptedSet]:
-        for name in self.names:
-            for severity in SEVERITIES:
-                frost = self.frost if name == "frost" else None
-                yield CorruptedSet(name, severity, self.read(name, severity), self.origin, frost)
+        return (self.read(name, severity) for name in self.names for severity in SEVERITIES)
 
 
 def _open(path: Path) -> np.ndarray:
@@ -244,10 +234,10 @@ def cached(
     >>> images = torch.full((2, 1, 8, 8), 100, dtype=torch.uint8)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     archive = cached(images, folder, names=["contrast", "fog"])
-    ...     print(
-    ...         archive.label, [s.severity for s in archive], archive.read("contrast", 5).unique()
-    ...     )
-    generated [1, 2, 3, 4, 5, 1, 2, 3, 4, 5] tensor([100], dtype=torch.uint8)
+    ...     archive.origin, [s.severity for s in archive]
+    ...     archive.read("contrast", 5).images.unique()
+    ('generated', [1, 2, 3, 4, 5, 1, 2, 3, 4, 5])
+    tensor([100], dtype=torch.uint8)
     """
     root, names = Path(root), tuple(names)
     for name in names:
