@@ -135,3 +135,17 @@ def test_a_state_of_other_expansion_points_leaves_those_that_were_asked_for() ->
     assert whole.expand_at == [""]
     assert not whole.checks  # to be compared again
     torch.testing.assert_close(lpbnn.predict(whole, x).probs, expected)
+
+
+def test_the_members_of_a_check_have_biases_of_their_own() -> None:
+    """As many as the model has; one whose biases were mixed up could otherwise not be seen."""
+    model = lpbnn.build(nn.Linear(4, 3), "batchensemble", members=3)
+    assert isinstance(model, RankOneEnsemble)
+    (layer,) = model.layers
+    assert layer.member_bias is not None
+    nn.init.normal_(layer.member_bias)
+    for count in (2, 3, 5):
+        bias = model.probe(count).layers[0].bias
+        assert bias is not None
+        expected = torch.stack([layer.member_bias[i % 3] for i in range(count)])
+        assert torch.equal(bias, expected)
