@@ -213,7 +213,15 @@ def test_changed_scores_are_refused(make: Make, held_out: Splits, tmp_path: Path
         RunDir(tmp_path).conformal()
     (tmp_path / "manifest.json").unlink()
     wrong = {"method": "none", "penalty": 0.0, "free_classes": 0, "level": 0.9, "groups": 1}
-    for changes in ({}, {"scores/0": np.array([2.0, 1.0])}, {"scores/0": np.array(["a"])}):
+    fine = {"method": "lac", "level": 0.5, "scores/0": np.array([0.5, 1.0])}
+    for changes in (
+        {},
+        {**fine, "scores/0": np.array([2.0, 1.0])},
+        {**fine, "scores/0": np.array(["a"])},
+        {**fine, "scores/0": np.array([np.nan])},
+        {**fine, "penalty": np.nan},
+        {**fine, "free_classes": -1},
+    ):
         np.savez(path, **{**wrong, **changes})
         with pytest.raises(RunError, match=r"is damaged.*Fix: calibrate"):
             RunDir(tmp_path).conformal()

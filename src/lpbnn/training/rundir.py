@@ -25,6 +25,7 @@ import csv
 import hashlib
 import io
 import json
+import math
 import os
 import shutil
 import warnings
@@ -435,8 +436,10 @@ class RunDir:
                 s.dtype == torch.float64 and s.dim() in (1, 2) for s in scores
             ):
                 raise ValueError("its scores are no numbers")
-            if not all(bool((s[:-1] <= s[1:]).all()) for s in scores):
-                raise ValueError("its scores are not sorted")
+            if not all(bool((s[:-1] <= s[1:]).all() and s.isfinite().all()) for s in scores):
+                raise ValueError("its scores are not sorted, or not finite")
+            if not 0 <= found.penalty < math.inf or found.free_classes < 0:
+                raise ValueError("its penalty is no finite number of at least 0")
             found.thresholds(level)
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise RunError(f"{self / CONFORMAL} is damaged: {error!r}. Fix: {fix}.") from error
