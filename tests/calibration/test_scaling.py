@@ -15,8 +15,9 @@ import lpbnn
 from lpbnn.calibration import calibrate, fit_scaling
 from lpbnn.calibration.held_out import choose_cells
 from lpbnn.calibration.scaling import mixture_nll
-from lpbnn.likelihoods import Categorical, MultiLabel, Scaling, Segmentation
+from lpbnn.likelihoods import Categorical, Gaussian, MultiLabel, Scaling, Segmentation
 from lpbnn.methods.ensemble import from_members
+from lpbnn.predict import Prediction
 
 ALL_METHODS = (
     "batchensemble",
@@ -368,6 +369,42 @@ def test_nothing_but_ignored_labels_is_refused() -> None:
 def test_a_loader_of_wrong_structure_is_refused(batches: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         calibrate(lpbnn.build(small(), "mcp"), batches)
+
+
+class Heads(nn.Module):
+    """A head of three classes, one of two labels and one of a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind, self.tags, self.size = nn.Linear(4, 3), nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"kind": 4 * self.kind(x), "tags": 4 * self.tags(x), "size": self.size(x)}
+
+
+def test_every_head_of_classes_gets_a_scaling_of_its_own() -> None:
+    likelihood = {"kind": Categorical(), "tags": MultiLabel(), "size": Gaussian()}
+    model: Any = lpbnn.build(Heads(), "batchensemble", members=2, likelihood=likelihood)
+    x = torch.randn(500, 4)
+    p: Any = lpbnn.predict(model, x)
+    kind = p["kind"].probs.sqrt().multinomial(1).squeeze(1)
+    tags = (p["tags"].probs.sqrt() > torch.rand(500, 2)).float()
+    targets = {"kind": kind, "tags": tags, "size": torch.randn(500, 1)}
+    found: Any = calibrate(model, [(x, targets)])
+    assert list(found) == ["kind", "tags"]
+    outputs = model.eval()(x)
+    for name, scaling in found.items():
+        head = model.likelihood.heads[name]
+        assert head.scaling is scaling
+        alone = fit_scaling(outputs[name].detach(), targets[name], likelihood=head)
+        assert scaling.temperature == pytest.approx(alone.temperature)
+    other: Any = lpbnn.build(Heads(), "batchensemble", members=2, likelihood=likelihood)
+    other.load_state_dict(model.state_dict())
+    after: Any = lpbnn.predict(other, x)
+    expected = Prediction.from_outputs(outputs["kind"].detach(), model.likelihood.heads["kind"])
+    torch.testing.assert_close(after["kind"].probs, expected.probs)
+    with pytest.raises(TypeError, match=r"labels by the name of the head, kind, tags; got Tensor"):
+        calibrate(model, [(x, kind)])
 
 
 def test_regression_names_conformal_prediction() -> None:

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_map
 from lpbnn.likelihoods import (
     Categorical,
     Likelihood,
+    MultiHead,
     MultiLabel,
     at_least_float32,
     member_axis,
@@ -82,9 +83,9 @@ def require_classes(likelihood: Likelihood) -> "Categorical | MultiLabel":
     """Refuse a likelihood whose outputs are no logits of classes or labels."""
     if not isinstance(likelihood, Categorical | MultiLabel):
         raise TypeError(
-            f"a scaling is fitted to the outputs of classes or labels; this is {likelihood.task}. Fix: "
+            f"a calibration is fitted to the outputs of classes or labels; this is {likelihood.task}. Fix: "
             "for numbers, intervals by conformal prediction (lpbnn.calibration.fit_conformal); for several "
-            "heads, likelihood.heads[name].scaling = fit_scaling(outputs[name], labels[name])."
+            "heads, a scaling of each (calibrate), or fit_scaling(outputs[name], labels[name])."
         )
     return likelihood
 
@@ -155,12 +156,43 @@ def collect(
     Every batch is predicted by the same draws. Of a map at most ``cells_per_example`` labelled pixels are
     kept, so that memory grows with the examples and not with their size.
     """
-    likelihood = require_classes(model.likelihood)
+    require_classes(model.likelihood)
+    (cells,) = collect_heads(model, batches, samples, seed, cells_per_example).values()
+    return cells
+
+
+def collect_heads(
+    model: UncertainModel,
+    batches: Iterable[Any],
+    samples: int = 1,
+    seed: int | None = 0,
+    cells_per_example: int | None = CELLS_PER_EXAMPLE,
+) -> dict[str, Cells]:
+    """Return what ``collect`` does for each head of classes or labels, by name; "" is the only one."""
+    likelihood = model.likelihood
+    several = isinstance(likelihood, MultiHead)
+    heads = {
+        name: head
+        for name, head in likelihood.heads.items()
+        if isinstance(head, Categorical | MultiLabel)
+    }
+    if not heads:
+        require_classes(likelihood)
     generator = torch.Generator().manual_seed(0)
-    parts = []
+    parts: dict[str, list[Cells]] = {name: [] for name in heads}
     for x, y in batch_pairs(batches):
         outputs = member_outputs(model, to_device(x, model), samples, seed)
-        parts.append(to_cells(outputs, y, likelihood, cells_per_example, generator))
-    return Cells(
-        torch.cat([part.outputs for part in parts], 1), torch.cat([part.labels for part in parts])
-    )
+        if several and not (isinstance(y, Mapping) and heads.keys() <= y.keys()):
+            raise TypeError(
+                f"expected labels by the name of the head, {', '.join(heads)}; got {type(y).__name__}. Fix: "
+                f"(inputs, {{{next(iter(heads))!r}: labels, ...}})."
+            )
+        for name, head in heads.items():
+            own, labels = (outputs[name], y[name]) if several else (outputs, y)
+            parts[name].append(to_cells(own, labels, head, cells_per_example, generator))
+    return {
+        name: Cells(
+            torch.cat([part.outputs for part in own], 1), torch.cat([part.labels for part in own])
+        )
+        for name, own in parts.items()
+    }

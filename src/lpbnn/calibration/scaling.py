@@ -27,8 +27,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lpbnn.calibration.held_out import CELLS_PER_EXAMPLE, Cells, collect, to_cells
-from lpbnn.likelihoods import Categorical, Likelihood, Scaling
+from lpbnn.calibration.held_out import CELLS_PER_EXAMPLE, Cells, collect_heads, to_cells
+from lpbnn.likelihoods import Categorical, Likelihood, MultiHead, Scaling
 from lpbnn.methods.mcp import MCP
 from lpbnn.model import UncertainModel
 from lpbnn.predict import unwrap
@@ -52,7 +52,8 @@ def calibrate(
 
     ``predict`` uses it from then on. It is part of the state dict, of a pickled model and of the outputs of
     a frozen one. A second call fits anew, from the outputs as they were; ``model.likelihood.scaling = None``
-    removes it.
+    removes it. Of a model with several heads, each head of classes gets a scaling of its own, and they are
+    returned by name.
 
     Args:
         model: what ``lpbnn.build`` returned; or any network of classes, in which nothing is stored: put the
@@ -81,11 +82,16 @@ def calibrate(
     own = unwrap(model) if holds_model else MCP(model, likelihood)
     if holds_model and likelihood is not None:
         raise ValueError("the model has its own likelihood. Fix: leave out likelihood=.")
-    cells = collect(own, batches, samples, seed, cells_per_example)
-    scaling = fit_cells(cells, kind, own.likelihood)
+    cells, heads = (
+        collect_heads(own, batches, samples, seed, cells_per_example),
+        own.likelihood.heads,
+    )
+    found = {name: fit_cells(part, kind, heads[name]) for name, part in cells.items()}
     if holds_model:
-        own.likelihood.scaling = scaling
-    return scaling
+        for name, scaling in found.items():
+            heads[name].scaling = scaling
+    # The annotation is for the usual case, one head, as that of predict.
+    return found if isinstance(own.likelihood, MultiHead) else found[""]  # type: ignore[return-value]
 
 
 def fit_scaling(
