@@ -284,11 +284,11 @@ def together(values: Sequence[float], spreads: Sequence[float]) -> list[bool]:
     reach = APART * max(third - first, 1e-9 * max(1.0, abs(first), abs(third)))
     low, high = first - reach, third + reach
     near = [low <= value <= high for value in values]
-    while (
-        True
-    ):  # a bar may widen the range to a further point, whose own bar is then drawn whole too
+    while True:
+        # Bars widen the range, and what is near it is drawn with its own bar.
         low, high = span(*zip(*compress(zip(values, spreads, strict=True), near), strict=True))
-        wider = [low <= value <= high for value in values]
+        room = (high - low) / 2
+        wider = [low - room <= value <= high + room for value in values]
         if wider == near:
             return near
         near = wider
