@@ -742,3 +742,19 @@ def test_a_check_between_a_loss_and_its_backward_pass_changes_no_gradient() -> N
     lpbnn.check(model, x)
     loss.backward()
     assert torch.equal(net.gate.grad, expected)
+
+
+class Pooled(Mlp):
+    """One answer for all examples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).mean(0, keepdim=True)
+
+
+@pytest.mark.parametrize("method", ["batchensemble", "mcp"])
+@pytest.mark.filterwarnings("ignore:members cannot run as rows")
+def test_one_answer_for_all_examples_is_not_taken_apart(method: str) -> None:
+    model, x = lpbnn.build(Pooled(), method), torch.randn(7, 5)
+    with pytest.raises(ValueError, match="cannot be taken apart"):
+        lpbnn.predict(model, x, chunk=2)
+    assert lpbnn.predict(model, x).probs.shape == (1, 3)

@@ -46,8 +46,8 @@ EVAL_ONLY = (
 )
 
 DEPENDENT = (
-    "The output of an example depends on the other examples of its batch: every member trains on whole "
-    "batches (batch_mode='repeat'), and predict(chunk=...) is refused."
+    "The output of an example depends on the other examples of its batch, on their number or on its place: "
+    "every member trains on whole batches (batch_mode='repeat'), and predict(chunk=...) is refused."
 )
 
 
@@ -173,7 +173,7 @@ def verify(model: "MemberEnsemble", call: Call) -> CheckReport:
 
 
 def rows_are_independent(model: UncertainModel, call: Call) -> bool:
-    """Return True if a model's output for an example does not depend on the other examples."""
+    """Return True if a model's output for an example does not depend on its batch."""
 
     def run(own: Call, seed: int = 0) -> list[Tensor]:
         args, kwargs = own.copy()  # it may change them in place
@@ -201,18 +201,6 @@ def _keeps_other_rows(
         move: compare in other places of a larger batch too; not for outputs that are random.
     """
     rows = call.batch
-    if move:
-        sizes = {x.shape[0] for x in call.tensors if x.dim() > 0}
-        places = next(n for n in range(MEMBERS * rows, 99) if n not in sizes)
-        order = [(-1 - i) % rows for i in range(places)]
-        try:
-            moved = run(call.take(order))
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:
-            return False
-        if not all(_close(one[order], other) for one, other in zip(whole, moved, strict=True)):
-            return False
     for changed in _examples_to_change(rows):
         outputs = run(_change(call, changed))
         stay = [i for i in range(rows) if i not in changed]
@@ -221,7 +209,18 @@ def _keeps_other_rows(
                 return False
             if stay and not _close(one[stay], other[stay]):
                 return False
-    return True
+    if not move:
+        return True
+    sizes = {x.shape[0] for x in call.tensors if x.dim() > 0}
+    places = next(n for n in range(MEMBERS * rows, 99) if n not in sizes)
+    order = [(-1 - i) % rows for i in range(places)]
+    try:
+        moved = run(call.take(order))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        return False  # it takes so many examples alone
+    return all(_close(one[order], other) for one, other in zip(whole, moved, strict=True))
 
 
 def compiled_loss_agrees(model: UncertainModel, compiled: Any, x: Any, y: Any) -> bool:

@@ -201,9 +201,9 @@ class UncertainModel(WideBuffers):
         call = self.call(args, kwargs, members=2)
         if call.check.independent_rows is False:
             raise ValueError(
-                "the output of an example depends on the other examples of its batch, so the batch "
-                "cannot be taken apart. Fix: predict without chunk; 'mimo', which mixes examples in "
-                "training, cannot be used for such a network."
+                "the output of an example depends on the other examples of its batch, on their number or "
+                "on its place, so the batch cannot be taken apart. Fix: predict without chunk; 'mimo', "
+                "which mixes examples in training, cannot be used for such a network."
             )
         return call
 
