@@ -122,3 +122,15 @@ def test_mean_network_and_freeze_keep_the_layer() -> None:
     torch.testing.assert_close(
         lpbnn.predict(frozen, x).probs, lpbnn.predict(model, x, seed=0).probs
     )
+
+
+def test_a_layer_that_is_left_as_it_is_runs_once_for_all_members() -> None:
+    net = nn.Sequential(Conv1D(8, 4), nn.ReLU(), nn.Linear(8, 3))
+    model: Any = lpbnn.build(net, "batchensemble", members=3, include="2")
+    rows: list[int] = []
+    net[0].register_forward_hook(lambda module, args, output: rows.append(len(output)))
+    x = torch.randn(5, 4)
+    lpbnn.check(model, x)
+    rows.clear()
+    assert model(x).shape == (3, 5, 3)
+    assert rows == [5]

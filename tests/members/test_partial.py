@@ -365,3 +365,17 @@ def test_a_models_memory_is_freed_with_its_last_reference(include: str | None) -
         assert watched() is None
     finally:
         gc.enable()
+
+
+def test_a_model_that_compares_nothing_expands_at_the_outermost_module() -> None:
+    """A tensor may go around the deepest one, and nobody would see it."""
+
+    def net() -> nn.Module:
+        part = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+        return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), part)
+
+    blind = lpbnn.build(net(), "batchensemble", include="2.2", check=False)
+    assert blind.expand_at == ["2"]
+    model = lpbnn.build(net(), "batchensemble", include="2.2")
+    lpbnn.check(model, torch.randn(3, 4))
+    assert model.expand_at == ["2.2"]
