@@ -15,6 +15,7 @@ import torch
 
 from lpbnn.data import Splits
 from lpbnn.training import RunConfig, RunError, files
+from lpbnn.training.build import DataInfo
 from lpbnn.training.calibrate import calibrate_run
 from lpbnn.training.run import load_run, reevaluate, run
 from lpbnn.training.rundir import CONFORMAL, FILES, MANIFEST, RunDir
@@ -217,6 +218,20 @@ def test_a_folder_is_locked_before_the_checks_and_leaves_nothing_if_they_fail(
     with pytest.raises(RunError, match="another process is writing to"):
         run(make(), tmp_path / "new" / "run", splits=splits)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_that_is_written_to_says_so_whatever_is_asked(
+    make: Make, splits: Splits, tmp_path: Path
+) -> None:
+    """And not that its run could be resumed."""
+    config = make()
+    RunDir(tmp_path).prepare(config, DataInfo.of(splits))
+    for resume in (False, True):
+        with (
+            RunDir(tmp_path).locked(),
+            pytest.raises(RunError, match="another process is writing to"),
+        ):
+            run(config, tmp_path, resume=resume, splits=splits)
 
 
 def killed_at(operation: int, work: Callable[[], object]) -> bool:

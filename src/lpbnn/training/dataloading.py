@@ -73,13 +73,6 @@ class TrainLoader:
         whole, rest = divmod(len(self.train), self.batch_size)
         return whole + (not self.config.drop_last and rest >= self.world)
 
-    @property
-    def examples(self) -> int:
-        """Examples per epoch, over all processes."""
-        whole, rest = divmod(len(self.train), self.batch_size)
-        left = 0 if self.config.drop_last else rest // self.world * self.world
-        return whole * self.batch_size + left
-
     def epoch(self, epoch: int) -> Iterator[Batch]:
         """Yield the batches of this process in an epoch: prepared, augmented, shuffled."""
         seed, count = self.config.seed, len(self.train)
@@ -102,19 +95,8 @@ class TrainLoader:
         x, moved = self.transform(x, y if self.segments else None, drawn)
         return x, y if moved is None else moved
 
-    def plain(self) -> "PlainBatches":
-        """Return all training examples in order and as they are, as often as they are iterated over."""
-        return PlainBatches(self)
-
-
-class PlainBatches:
-    """The training examples in order, without augmentation."""
-
-    def __init__(self, loader: TrainLoader) -> None:
-        self.loader = loader
-
     def __iter__(self) -> Iterator[Batch]:
-        loader = self.loader
-        parts = batch_indices(len(loader.train), loader.batch_size, alone=False)
-        for x, y in loader.train.stream(parts):
-            yield loader.prepare(x), loader.normalise_targets(y)
+        """Yield all training examples in order, without augmentation: what ``after_fit`` reads."""
+        parts = batch_indices(len(self.train), self.batch_size, alone=False)
+        for x, y in self.train.stream(parts):
+            yield self.prepare(x), self.normalise_targets(y)

@@ -149,7 +149,7 @@ class _Loop:
                 self.epoch(self.training.epochs)
         if self.training.epochs > 0:
             torch.manual_seed(noise_seed(config.seed, config.epochs, 0))
-            self.model.after_fit(self.loader.plain())
+            self.model.after_fit(self.loader)
 
     def epoch(self, epoch: int) -> None:
         started = time.perf_counter()

@@ -90,9 +90,8 @@ def _run(
     ranks = Ranks(fabric)
 
     def plan() -> Plan:
-        _plan(config, target, resume, overwrite)  # before a folder is made to be locked
         lock.enter_context(target.locked())
-        return _plan(config, target, resume, overwrite)  # of what another process may have left
+        return _plan(config, target, resume, overwrite)
 
     def begin() -> None:
         if planned == "fresh":

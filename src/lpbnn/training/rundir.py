@@ -114,8 +114,9 @@ class RunDir:
         Folders that were made for it and are still empty at the end are removed.
 
         Raises:
-            RunError: if another process has the lock, or the folder cannot be made.
+            RunError: if another process has the lock, or it is no run folder and cannot become one.
         """
+        self.state()  # a file, or a folder with something else in it
         made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
