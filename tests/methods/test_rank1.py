@@ -24,6 +24,16 @@ def test_the_prior_is_the_one_that_was_asked_for() -> None:
     assert kl(init_std=0.0, std=0.3, prior_std=0.6) == pytest.approx(5 * each, rel=1e-4)
 
 
+@pytest.mark.parametrize("std", [0.05, 0.5, 3.0])
+def test_factors_are_drawn_with_the_deviation_that_was_asked_for(std: float) -> None:
+    model = lpbnn.build(nn.Linear(30, 20), "rank1", num_data=1, init_std=0.0, std=std)
+    assert isinstance(model, rank1.Rank1BNN)
+    (drawn,) = model.sample(200).layers
+    for factor in (drawn.r, drawn.s):
+        assert factor.std().item() == pytest.approx(std, rel=0.03)
+        assert factor.mean().item() == pytest.approx(1, abs=0.03 * std)
+
+
 def test_the_divergence_is_divided_by_the_number_of_examples() -> None:
     whole = kl(init_std=0.0, std=0.3)
     model = lpbnn.build(nn.Linear(3, 2), "rank1", num_data=50, init_std=0.0, std=0.3)
