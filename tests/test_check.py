@@ -672,6 +672,15 @@ def nearly_closed() -> nn.Module:
     return Gated(1e-5)
 
 
+def scheduled() -> nn.Module:
+    """A gate that a schedule opens, beside a sparse buffer."""
+    net = Gated()
+    del net.gate
+    net.register_buffer("gate", torch.zeros(()))
+    net.register_buffer("adjacency", torch.eye(3).to_sparse())
+    return net
+
+
 class Centred(Mlp):
     """Subtracts the mean of the batch behind a last layer that starts at zero."""
 
@@ -708,7 +717,9 @@ class LargeBatches(Mlp):
 
 
 @pytest.mark.parametrize("method", ["batchensemble", "mcdropout", "mcp", "ensemble", "meanfield"])
-@pytest.mark.parametrize("net", [Gated, nearly_closed, Centred, Numbered, Divided, LargeBatches])
+@pytest.mark.parametrize(
+    "net", [Gated, nearly_closed, scheduled, Centred, Numbered, Divided, LargeBatches]
+)
 @pytest.mark.filterwarnings("ignore:members cannot run as rows")
 def test_examples_that_depend_on_their_batch_are_not_taken_out_of_it(
     method: str, net: Callable[[], nn.Module]

@@ -181,7 +181,7 @@ def rows_are_independent(model: UncertainModel, call: Call) -> bool:
             outputs = tree_leaves(run_members(*args, **kwargs))
         return [output.movedim(1, 0) for output in outputs]
 
-    with _unchanged(model), _quiet(model, False), _no_small_weights(model), torch.no_grad():
+    with _unchanged(model), _quiet(model, False), _no_small_weights(model.net), torch.no_grad():
         with _seeded(model):
             run_members = next(model.passes(1, model.members))  # what these draw stays
         few, cut, whole = _run_few_rows(call, lambda few, cut: (few, cut, run(few)))
@@ -500,14 +500,16 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _no_small_weights(net: nn.Module) -> Iterator[None]:
-    """Give weights that are all near zero other values inside the block: they hide what meets behind them.
+    """Give tensors that are all near zero other values inside the block: they hide what meets behind them.
 
     A gate or a last layer often starts there, and the result of the check is used when it has learned.
     """
     generator, changed = torch.Generator().manual_seed(0), []
     try:
-        for name, p in net.named_parameters():
-            if "bias" in name or p.is_meta or not p.is_floating_point() or not p.numel():
+        for name, p in (*net.named_parameters(), *net.named_buffers()):
+            if "bias" in name or "running_" in name or not p.is_floating_point():
+                continue  # these are added to something, or are of norms
+            if p.is_meta or not p.numel() or p.layout is not torch.strided:
                 continue
             if not p.detach().abs().amax() < HIDES:  # NaN too
                 continue
@@ -553,7 +555,7 @@ def _same_buffers(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for owner, name, buffer, value in buffers:
                 owner[name] = buffer  # a forward may have put another one there
-                if not torch.equal(buffer, value):
+                if buffer.layout is not torch.strided or not torch.equal(buffer, value):
                     buffer.copy_(value)
 
 
