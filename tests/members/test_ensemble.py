@@ -149,3 +149,26 @@ def test_the_members_of_a_check_have_biases_of_their_own() -> None:
         assert bias is not None
         expected = torch.stack([layer.member_bias[i % 3] for i in range(count)])
         assert torch.equal(bias, expected)
+
+
+class Squared(nn.Module):
+    """Changes its inputs in place, and mixes the rows of its batch: members run one after another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.layer(x.mul_(x))
+        return hidden - hidden.mean(0)
+
+
+def test_members_that_run_one_by_one_see_the_inputs_as_they_were() -> None:
+    model = lpbnn.build(Squared(), "batchensemble", members=3)
+    x = torch.randn(5, 4)
+    assert lpbnn.check(model, x.clone()).execution == "loop"
+    before = x.clone()
+    found = model(x)
+    assert torch.equal(x, before)
+    each = [run(x.clone()) for run in model.passes(1, 1)]
+    torch.testing.assert_close(found, torch.cat(each))

@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
+import lpbnn
 from lpbnn.kernels.rows import scale_rows, shift_rows
 from lpbnn.members.call import Call, copy_tensors
+from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.members.passes import MemberPass, PassSlot
 from lpbnn.members.rows import (
     expand_batch,
@@ -128,3 +130,13 @@ def test_a_pass_inside_of_another_gives_the_slot_back() -> None:
             assert slot.get() == "inner"
         assert slot.get() == "outer"
     assert slot.get() is None
+
+
+def test_a_pass_that_was_differentiated_is_over() -> None:
+    """Its graph lives on with the outputs, and a layer that is called alone has nothing to do with it."""
+    model = lpbnn.build(nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)), "batchensemble")
+    assert isinstance(model, MemberEnsemble)
+    outputs = model(torch.randn(5, 4))
+    outputs.sum().backward(retain_graph=True)
+    assert model.slot.get() is None
+    outputs.sum().backward()
