@@ -16,7 +16,9 @@ from lpbnn.training.rundir import RunDir
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "howto" / "own-data.md").read_text()
 TUTORIAL = (ROOT / "docs" / "tutorials" / "pictures.md").read_text()
-BLOCKS = [block.splitlines() for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)]
+BLOCKS = [
+    block.splitlines() for block in re.findall(r"```(?:console|bash)\n(.*?)```", PAGE, re.DOTALL)
+]
 
 
 @pytest.mark.slow
@@ -26,7 +28,7 @@ def test_the_commands_of_the_tutorial_lead_from_a_folder_to_a_report(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cli, "console", Console(width=120))
     runpy.run_path(str(ROOT / "examples" / "draw_shapes.py"))["write"](Path("shapes"))
-    run_blocks = re.findall(r"<!-- run -->\n```console\n(.*?)```", TUTORIAL, re.DOTALL)
+    run_blocks = re.findall(r"<!-- run -->\n```(?:console|bash)\n(.*?)```", TUTORIAL, re.DOTALL)
     for command in "".join(run_blocks).splitlines():
         program, *words = shlex.split(command)
         assert program == "lpbnn"
