@@ -569,6 +569,14 @@ def test_an_unknown_task_is_refused() -> None:
         as_likelihood(task="detection")
 
 
+def test_a_task_that_contradicts_the_likelihood_is_refused() -> None:
+    with pytest.raises(ValueError, match="leave out the one that is wrong"):
+        as_likelihood(Categorical(), task="regression")
+    same = lpbnn.likelihoods.Gaussian()
+    assert as_likelihood(same, task="regression") is same
+    assert as_likelihood(same) is same
+
+
 def test_options_of_labels_are_refused_elsewhere() -> None:
     for given in ({"task": "regression"}, {"likelihood": Categorical()}):
         with pytest.raises(ValueError, match="ignore_index and class_weights are for task="):

@@ -38,7 +38,8 @@ def build(
         method: for example "lpbnn", "batchensemble", "mcdropout"; ``lpbnn.methods.names()`` lists them.
         task: a shorthand for a likelihood: "classification", "segmentation", "regression" or "multilabel".
         likelihood: a likelihood of ``lpbnn.likelihoods``, a mapping of them for a network with several
-            heads, or an object of your own with ``nll(outputs, targets)`` and ``summary(outputs)``.
+            heads, or an object of your own with ``nll(outputs, targets)`` and ``summary(outputs)``. It counts
+            in place of the task.
         readout: picks the output tensor from what the network returns, if that is not a tensor.
         ignore_index: the label that does not count, with a ``task`` of classes.
         class_weights: one weight per class, with a ``task`` of classes.

@@ -691,7 +691,7 @@ def as_likelihood(
 
     Args:
         likelihood: one of this file, a mapping of them, or the user's object; None takes the task's.
-        task: "classification", "segmentation", "regression" or "multilabel".
+        task: "classification", "segmentation", "regression" or "multilabel"; a likelihood counts in its place.
         ignore_index: for the first two tasks, the label that does not count.
         class_weights: for the first two tasks, one weight per class.
 
@@ -714,6 +714,11 @@ def as_likelihood(
     if likelihood is None:
         return Gaussian() if task == "regression" else MultiLabel()
     if isinstance(likelihood, Likelihood):
+        if task not in ("classification", likelihood.task) and likelihood.task in TASKS:
+            raise ValueError(
+                f"task={task!r} with a likelihood of {likelihood.task!r}, {likelihood}. Fix: leave out the "
+                "one that is wrong; a likelihood needs no task."
+            )
         return likelihood
     if isinstance(likelihood, Mapping):
         return MultiHead(likelihood)
