@@ -16,7 +16,9 @@ from lpbnn.predict import Prediction
 
 # What MAPIE 1.6.0 returns for the inputs below (SplitConformalClassifier and SplitConformalRegressor with
 # prefit estimators and random_state=0; aps with include_last_label="randomized"; raps: the quantile for
-# k = 2 and lambda = 0.1, which MAPIE would choose itself). A set is written as its classes.
+# k = 2 and lambda = 0.1, which MAPIE would choose itself). A set is written as its classes. MAPIE's sets of
+# raps differ from the paper's algorithm 3, and from ours, where the threshold lies among penalised classes:
+# its random part divides by the last probability minus the penalty, the paper's by the probability.
 MAPIE_SETS = {
     ("lac", 0.8): "3 04 2 13 0 4 2 13 04 4 12 3",
     ("lac", 0.9): "03 04 2 13 0 4 2 13 04 4 12 013",
