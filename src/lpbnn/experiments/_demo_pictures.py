@@ -96,9 +96,9 @@ def two_moons(steps: int = 600) -> Picture:
         (
             "The same network and the same 400 points in every map; dark is epistemic uncertainty. "
             "It ought to be low where points are, and high where there are none. The plain network "
-            "has none. Those of the Deep Ensemble, of BatchEnsemble and of LP-BNN as it is follow the "
-            "boundary between the classes, wider further out. With members that start far apart "
-            f"({STD}) LP-BNN's grows away from the points.",
+            "has none. In the Deep Ensemble, BatchEnsemble and default LP-BNN it follows the boundary "
+            "between the classes and widens along it. With members that start far apart "
+            f"({STD}) LP-BNN's covers far more of the region without points.",
             f"Mean epistemic uncertainty in nats, at the points and on a circle of radius 6: "
             f"{'; '.join(told)}.",
             f"Adam, rate 0.01, {steps} steps on all points. For maps like these take {STD}; for "
