@@ -117,6 +117,13 @@ def test_unequal_numbers_of_predictions_are_named(make: Make) -> None:
     assert not any("differ in" in n for n in comparison([make("lpbnn"), make("mimo")]).notes)
 
 
+def test_a_seed_that_occurs_twice_is_named(make: Make) -> None:
+    runs = [make("lpbnn", 0), make("lpbnn", 1), make("mcp", 0), make("mcp", 0, folder="again")]
+    (note,) = [note for note in comparison(runs).notes if "more than once" in note]
+    assert note == "Seeds that occur more than once count each time: MCP 0."
+    assert not any("more than once" in note for note in comparison(runs[:3]).notes)
+
+
 def test_runs_without_the_number_do_not_count(make: Make) -> None:
     runs = [
         make("mcp", 0, test={**TEST, "ece": math.nan}),  # the file has null

@@ -7,6 +7,7 @@ template ``table.html`` as HTML.
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -653,7 +654,7 @@ def _pixel_notes(groups: Sequence[Group]) -> list[str]:
 
 
 def _fairness_notes(groups: Sequence[Group]) -> list[str]:
-    """What the rows do not share although a fair comparison would."""
+    """What the rows do not share although a fair comparison would, and seeds that are not different."""
     differing = []
     for name in ("backbone", "epochs", "batch_size", "precision"):
         values = dict.fromkeys(str(group.settings.get(name)) for group in groups)
@@ -666,7 +667,16 @@ def _fairness_notes(groups: Sequence[Group]) -> list[str]:
     if len(predictions) > 1:
         told = "; ".join(f"{n}: {', '.join(predictions[n])}" for n in sorted(predictions))
         differing.append(f"the number of predictions that are averaged ({told})")
-    return [f"The rows differ in {', '.join(differing)}."] if differing else []
+    notes = [f"The rows differ in {', '.join(differing)}."] if differing else []
+    repeated = {
+        group.label: [seed for seed, n in Counter(r.seed for r in group.runs).items() if n > 1]
+        for group in groups
+    }
+    if told := [
+        f"{label} {', '.join(map(str, seeds))}" for label, seeds in repeated.items() if seeds
+    ]:
+        notes.append(f"Seeds that occur more than once count each time: {'; '.join(told)}.")
+    return notes
 
 
 def _score_notes(groups: Sequence[Group]) -> list[str]:
