@@ -3,6 +3,7 @@
 import io
 import json
 import lzma
+import os
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -350,6 +351,22 @@ def test_a_users_own_arrays_are_not_replaced(make: Make, ledger: Path) -> None:
         keep(run, ledger)
     assert (ledger / "mine.npz").read_bytes() == b"untouched"
     assert not (ledger / "mine.json").exists()
+
+
+def test_a_pipe_among_records_is_not_waited_for(make: Make, ledger: Path) -> None:
+    """A folder of records from somebody else: a pipe as a record, or as the arrays beside one."""
+    run = make("mcp", folder="a")
+    kept = keep(run, ledger)
+    os.mkfifo(ledger / "b.json")
+    assert [one.name for one in read_ledger(ledger)] == ["a"]
+    with pytest.raises(RunError, match="b.json is a pipe, a device or a folder"):
+        Run.read(ledger / "b.json")
+    arrays = kept.with_suffix(".npz")
+    arrays.unlink()
+    os.mkfifo(arrays)
+    for read in (lambda: Run.read(kept).arrays, lambda: keep(run, ledger)):
+        with pytest.raises(RunError, match="a.npz is a pipe, a device or a folder"):
+            read()
 
 
 def packed_by_others(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:

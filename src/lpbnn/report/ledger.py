@@ -16,7 +16,7 @@ from lpbnn.report.entries import content, figure_bytes, to_text
 from lpbnn.report.runs import Run, Settings, essential, flat, plain, read_runs
 from lpbnn.training import RunConfig
 from lpbnn.training.build import resolved
-from lpbnn.training.files import RunError, write_atomic
+from lpbnn.training.files import RunError, read_bytes, write_atomic
 from lpbnn.training.rundir import CONFIG, RunDir
 
 
@@ -101,7 +101,7 @@ def kept(folder: str | Path, name: str, config: RunConfig) -> Path | None:
 
 def _write(path: Path, content: bytes) -> None:
     """What is there already stays as it is, its date too."""
-    if not path.exists() or path.read_bytes() != content:
+    if not path.exists() or read_bytes(path) != content:
         write_atomic(path, content)
 
 

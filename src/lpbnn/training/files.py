@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 CONFIG = "config.json"  # what makes a folder that of a run
 MOST_ARRAYS = 2**30  # bytes of the arrays of one file
-# A link is not followed, a pipe without a writer not waited for. Windows has neither flag, and needs the third.
-_FLAGS = sum(getattr(os, flag, 0) for flag in ("O_RDONLY", "O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
+# A pipe without a writer is not waited for. Windows lacks that flag and the next, and needs the third.
+_FLAGS = sum(getattr(os, flag, 0) for flag in ("O_RDONLY", "O_NONBLOCK", "O_BINARY"))
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -35,24 +36,38 @@ def read_regular(path: Path) -> bytes:
     Raises:
         RunError: if ``path`` is something else than a file, or a link.
     """
-    try:
-        handle = os.open(path, _FLAGS)
-    except OSError as error:
-        if path.is_symlink():
-            raise _irregular(path) from error
-        raise _unreadable(path, error) from error
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise _irregular(path)
-    with os.fdopen(handle, "rb") as file:
-        return file.read()
-
-
-def _irregular(path: Path) -> RunError:
-    return RunError(
+    refused = RunError(
         f"{path} is a link, a pipe or a folder; a run folder holds plain files only. Fix: do not use the "
         "folder if it is not yours; otherwise put the file itself there."
     )
+    try:
+        return _content(path, _FLAGS | _NO_LINK, refused)
+    except OSError as error:
+        raise refused if path.is_symlink() else _unreadable(path, error) from error
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a file, which may be behind a link; pipes and devices are refused.
+
+    Raises:
+        RunError: that says what is missing, or that ``path`` is something else than a file.
+    """
+    refused = RunError(
+        f"{path} is a pipe, a device or a folder; expected a file. Fix: check the path."
+    )
+    try:
+        return _content(path, _FLAGS, refused)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _content(path: Path, flags: int, refused: RunError) -> bytes:
+    handle = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise refused
+    with os.fdopen(handle, "rb") as file:
+        return file.read()
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -111,14 +126,6 @@ def read_arrays(content: bytes, where: str, fix: str) -> "dict[str, np.ndarray]"
     except Exception as error:  # bytes that are no archive can fail in any way at all
         raise RunError(f"{where} is damaged ({error!r}). Fix: {fix}.") from error
     return found
-
-
-def read_bytes(path: Path) -> bytes:
-    """Return the content of a file, or raise a ``RunError`` that says what is missing."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise _unreadable(path, error) from error
 
 
 def _unreadable(path: Path, error: OSError) -> RunError:

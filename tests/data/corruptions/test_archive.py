@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -164,6 +165,26 @@ def test_labels_of_the_users_own_are_never_overwritten(images: Tensor, tmp_path:
         cached(images, tmp_path, torch.zeros(len(images), dtype=torch.int64), names=["fog"])
     assert mine.read_bytes() == before
     assert list(tmp_path.iterdir()) == [mine]
+
+
+@pytest.mark.parametrize("name", ["fog.json", "labels.npy"])
+def test_a_pipe_among_corrupted_sets_is_neither_waited_for_nor_replaced(
+    images: Tensor, tmp_path: Path, name: str
+) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(FileExistsError, match=rf"{name} was not written by cached\(\)"):
+        cached(images, tmp_path, torch.zeros(len(images), dtype=torch.int64), names=["fog"])
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("damage", ["pipe", "["])
+def test_published_files_with_a_recipe_that_cannot_be_read_are_read(
+    tmp_path: Path, damage: str
+) -> None:
+    publish(tmp_path)
+    recipe = tmp_path / "fog.json"
+    os.mkfifo(recipe) if damage == "pipe" else recipe.write_text(damage * 10**5)
+    assert read_official(tmp_path).origin == ("official" if damage == "pipe" else "generated")
 
 
 def test_published_files_are_never_overwritten(images: Tensor, tmp_path: Path) -> None:

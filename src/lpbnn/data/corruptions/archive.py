@@ -133,11 +133,12 @@ def read_official(root: str | Path, n: int | None = None) -> Archive:
 
 
 def _read_recipe(root: Path, name: str) -> dict[str, object] | None:
-    try:
-        recipe = json.loads(_recipe_path(root, name).read_text())
-    except FileNotFoundError:
+    path = _recipe_path(root, name)
+    if not path.is_file():  # a pipe would be waited for
         return None
-    except ValueError:
+    try:
+        recipe = json.loads(path.read_text())
+    except (ValueError, RecursionError):
         return {}  # half a file: somebody generated here, but nothing can be trusted
     return recipe if isinstance(recipe, dict) else {}
 
@@ -168,6 +169,8 @@ def _is_fresh(root: Path, name: str, recipe: Recipe) -> bool:
 
 def _is_recipe(path: Path) -> bool:
     """Return True if `cached` wrote this JSON file, or if there is nothing in it."""
+    if not path.is_file():  # a pipe would be waited for
+        return False
     try:
         found = json.loads(path.read_bytes() or b"null")
     except (ValueError, RecursionError):
@@ -192,7 +195,7 @@ def _check_labels_file(root: Path, labels: np.ndarray) -> None:
     if not path.exists() or any(one.exists() and _is_recipe(one) for one in recipes):
         return
     try:
-        same = np.array_equal(np.load(path, allow_pickle=False), labels)
+        same = path.is_file() and np.array_equal(np.load(path, allow_pickle=False), labels)
     except (ValueError, EOFError, OSError):
         same = False
     if not same:
