@@ -1,7 +1,7 @@
 """Costs as ratios to the plain network, from medians of interleaved repeats.
 
-The other benchmarks are modules: python -m benchmarks.architectures, benchmarks.lora, benchmarks.posthoc and
-benchmarks.tabular, each with "run FILE" or "show FILE", and python -m benchmarks.fair.
+The other benchmarks are modules: python -m benchmarks.architectures, benchmarks.lora, benchmarks.peers,
+benchmarks.posthoc and benchmarks.tabular, each with "run FILE" or "show FILE", and python -m benchmarks.fair.
 """
 
 import sys
