@@ -202,6 +202,48 @@ def test_members_one_by_one_answer_as_members_together(
     assert torch.equal(again.members, one_by_one.members)
 
 
+class Meeting(nn.Module):
+    """A part that reads the rows of members beside examples that are not expanded yet."""
+
+    loop_members = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor, skip: torch.Tensor) -> torch.Tensor:
+        return self.layer(torch.cat([x, skip], 1))
+
+
+class TwoParts(nn.Module):
+    """Two parts that may both run one member at a time; a skip leads from the encoder to the second."""
+
+    expand_at = ("first", "second")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.second = nn.Linear(5, 4), Meeting()
+        self.first = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        self.first.loop_members = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        skip = self.encoder(x).tanh()
+        return self.second(self.first(skip), skip)
+
+
+def test_a_part_behind_another_gives_each_member_its_own_rows(
+    fill_device: Callable[[bool], None],
+) -> None:
+    options = {"members": 3, "include": ["first", "second"]}
+    model, x = lpbnn.build(TwoParts(), "batchensemble", **options).double(), torch.randn(2, 5)
+    fill_device(False)
+    together = lpbnn.predict(model, x.double()).members
+    assert model.expand_at == ["first", "second"]
+    fill_device(True)
+    one_by_one = lpbnn.predict(model, x.double()).members
+    torch.testing.assert_close(one_by_one, together, rtol=0, atol=1e-14)
+
+
 def test_the_shared_part_runs_once_if_members_run_one_by_one(
     fill_device: Callable[[bool], None],
 ) -> None:

@@ -157,6 +157,16 @@ def test_frozen_weights_stay() -> None:
     assert not torch.equal(first["head.weight"], second["head.weight"])
 
 
+def test_constants_stay_where_a_layer_alone_would_be_drawn_anew() -> None:
+    """A bias at the logarithm of rare classes, a norm that starts small: no scale for random numbers."""
+    net = ResNet()
+    nn.init.constant_(net.head.bias, -4.6)
+    nn.init.constant_(net.stage1.body[1].weight, 0.2)
+    for member in build(net, members=3).net:
+        assert torch.equal(member.head.bias, torch.full_like(member.head.bias, -4.6))
+        assert torch.equal(member.stage1.body[1].weight, torch.full((4,), 0.2))
+
+
 def test_a_trained_norm_starts_again() -> None:
     net = settle(ResNet())
     nn.init.uniform_(net.stage1.body[1].weight)

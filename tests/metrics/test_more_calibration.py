@@ -35,6 +35,17 @@ def test_adaptive_ece_weights_bins_of_equal_counts(num_bins: int) -> None:
     assert found == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize("n", [3, 15, 16, 29, 100])
+def test_adaptive_ece_has_as_many_bins_as_asked_for_whatever_the_number_of_examples(n: int) -> None:
+    """Their counts differ by one at most, as those of numpy's array_split."""
+    probs, labels = classes(n)
+    confidence, predicted = probs.max(1)
+    order = confidence.argsort()
+    gaps = ((predicted == labels).double() - confidence.double())[order].numpy()
+    expected = sum(abs(part.sum()) for part in np.array_split(gaps, 15)) / n
+    assert metrics.adaptive_ece(probs, labels) == pytest.approx(expected, abs=1e-6)
+
+
 def test_classwise_ece_is_the_mean_of_binary_errors() -> None:
     probs, labels = classes()
     each = [

@@ -49,6 +49,40 @@ def test_the_fifteen_names_in_the_published_order() -> None:
     assert all(len(TABLE[name].severities) == 5 for name in CORRUPTIONS)
 
 
+# Hendrycks & Dietterich's parameters for images of 32x32, as their program for CIFAR-10-C lists them.
+PUBLISHED = {
+    "gaussian_noise": (0.04, 0.06, 0.08, 0.09, 0.10),
+    "shot_noise": (500, 250, 100, 75, 50),
+    "impulse_noise": (0.01, 0.02, 0.03, 0.05, 0.07),
+    "defocus_blur": ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1)),
+    "glass_blur": ((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2)),
+    "motion_blur": ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5)),
+    "zoom_blur": (1.06, 1.11, 1.16, 1.21, 1.26),
+    "snow": (
+        (0.1, 0.2, 1, 0.6, 8, 3, 0.95),
+        (0.1, 0.2, 1, 0.5, 10, 4, 0.9),
+        (0.15, 0.3, 1.75, 0.55, 10, 4, 0.9),
+        (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
+        (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
+    ),
+    "frost": ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45)),
+    "fog": ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75)),
+    "brightness": (0.05, 0.1, 0.15, 0.2, 0.3),
+    "contrast": (0.75, 0.5, 0.4, 0.3, 0.15),
+    "elastic_transform": (
+        *((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06)),
+        *((0.1, 0.04, 0.05), (0.1, 0.03, 0.03)),
+    ),
+    "pixelate": (0.95, 0.9, 0.85, 0.75, 0.65),
+    "jpeg_compression": (80, 65, 58, 50, 40),
+}
+
+
+def test_the_severities_are_the_published_ones() -> None:
+    """Other tests read them from the table, so a wrong number there would pass."""
+    assert {name: corruption.severities for name, corruption in TABLE.items()} == PUBLISHED
+
+
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_form_is_kept_and_the_seed_decides(name: str, photos: Tensor) -> None:
     before = photos.clone()
