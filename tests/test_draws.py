@@ -24,6 +24,21 @@ def test_every_draw_of_a_block_is_repeated_in_its_place() -> None:
     assert not torch.equal(first[0], first[3])
 
 
+def test_what_is_done_to_a_drawn_tensor_does_not_change_the_record() -> None:
+    """A network fills its own tensor with noise and then scales it in place, in every pass."""
+    draws = RepeatedDraws()
+
+    def scaled() -> list[Tensor]:
+        return [torch.empty(3).normal_().mul_(5), torch.randn(3).add_(1)]
+
+    with draws:
+        first = scaled()
+    draws.repeat = True
+    with draws:
+        again = scaled()
+    assert all(map(torch.equal, first, again))
+
+
 def test_generators_are_told_apart_by_their_seeds() -> None:
     """So that members may run in another order."""
     draws = RepeatedDraws()

@@ -70,6 +70,30 @@ def test_a_variance_that_overflows_is_an_error() -> None:
         lpbnn.predict(model, x)
 
 
+PARTLY_BAD: dict[str, tuple[lpbnn.likelihoods.Likelihood, tuple[int, ...]]] = {
+    "one pixel of a map": (lpbnn.likelihoods.Segmentation(), (2, 3, 4, 5, 5)),
+    "one of several labels": (lpbnn.likelihoods.MultiLabel(), (2, 3, 4)),
+    "one of several numbers": (lpbnn.likelihoods.Gaussian(), (2, 3, 4)),
+}
+
+
+@pytest.mark.parametrize("case", PARTLY_BAD)
+def test_a_single_output_that_is_no_number_is_an_error(case: str) -> None:
+    likelihood, shape = PARTLY_BAD[case]
+    outputs = torch.randn(shape)
+    outputs[0, 1].flatten()[0] = math.nan
+    with pytest.raises(ValueError, match=r"outputs of 1 of 3 examples are NaN .* 1\."):
+        lpbnn.Prediction.from_outputs(outputs, likelihood)
+    p = lpbnn.Prediction.from_outputs(outputs, likelihood, allow_not_finite=True)
+    for values, mark in (
+        (p.values, torch.isnan),
+        (p.total, torch.isnan),
+        (p.ood_score, torch.isinf),
+    ):
+        assert [bool(mark(part).all()) for part in values] == [False, True, False]
+        assert values[[0, 2]].isfinite().all()
+
+
 def test_a_bad_first_batch_does_not_make_the_model_fall_back() -> None:
     model = made("batchensemble")
     with pytest.raises(ValueError, match="NaN or infinite"):

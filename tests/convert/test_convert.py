@@ -113,6 +113,16 @@ def test_the_transformer_computes_what_it_did_before_conversion() -> None:
     torch.testing.assert_close(lpbnn.undo(model)(x), expected)
 
 
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_the_dropout_of_an_attention_is_on_in_training_alone(need_weights: bool) -> None:
+    attention, x = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True), torch.randn(3, 5, 8)
+    split = SplitAttention(attention)
+    first, second = (split(x, x, x, need_weights=need_weights)[0] for _ in range(2))
+    assert not torch.equal(first, second)
+    expected = attention.eval()(x, x, x)[0]
+    torch.testing.assert_close(split.eval()(x, x, x, need_weights=need_weights)[0], expected)
+
+
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("average", [False, True])
@@ -149,6 +159,18 @@ def test_filters(include: object, exclude: object, expected: list[str]) -> None:
 
 def everything() -> list[tuple[str, nn.Module]]:
     return [(p, m) for p, m in ResNet().named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+
+
+def test_a_path_means_what_is_below_it_and_no_longer_name() -> None:
+    """The filter "1" chooses neither "10" nor "11"."""
+
+    def net() -> nn.Sequential:
+        return nn.Sequential(*(nn.Sequential(nn.Linear(2, 2)) for _ in range(12)))
+
+    assert convert(net(), fast, include="1").converted == ("1.0",)
+    assert convert(net(), fast, include=["2", "10"]).converted == ("2.0", "10.0")
+    left = convert(net(), fast, exclude="1").left
+    assert left == {"1.0": "excluded"}
 
 
 def test_a_shared_module_is_found_under_either_name() -> None:

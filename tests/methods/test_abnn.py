@@ -135,6 +135,23 @@ def test_each_member_emphasises_classes_of_its_own() -> None:
     torch.testing.assert_close(model.eval().loss(x, y)["loss"], plain)  # none in evaluation
 
 
+def test_a_weight_counts_as_repetition_beside_the_emphasis() -> None:
+    net = nn.Sequential(nn.Linear(5, 6), nn.LayerNorm(6), nn.Linear(6, 10))
+    model = build(net, std=0.0, class_weight=3.0, batch_mode="repeat").train()
+    x, y, times = torch.randn(4, 5), torch.arange(4), torch.tensor([1, 2, 0, 3])
+    rows = torch.arange(4).repeat_interleave(times)
+    expected = model.loss(x[rows], y[rows])["loss"]
+    torch.testing.assert_close(model.loss(x, y, times.float())["loss"], expected)
+
+
+def test_an_uneven_split_counts_every_example_once() -> None:
+    """Of five examples for four members three are seen twice."""
+    net = nn.Sequential(nn.Linear(5, 6), nn.LayerNorm(6), nn.Linear(6, 10))
+    model = build(net, std=0.0, class_weight=1.0).train()
+    x, y = torch.randn(5, 5), torch.arange(5)
+    torch.testing.assert_close(model.loss(x, y)["loss"], F.cross_entropy(model(x)[0], y))
+
+
 def test_pixels_are_emphasised_and_void_ones_are_not() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 5, 1))
     options = {"task": "segmentation", "ignore_index": 255, "batch_mode": "repeat", "std": 0.0}
