@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import lpbnn
+from lpbnn.likelihoods import Categorical
 
 
 @pytest.mark.parametrize(
@@ -123,6 +124,35 @@ def test_two_losses_of_checkpointed_blocks_before_one_backward() -> None:
         gradients.append([p.grad for p in model.parameters()])
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("head", ["first", "second"])
+def test_a_checkpointed_block_is_computed_again_for_the_gradient_of_any_head(head: str) -> None:
+    class TwoHeads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.first, self.second = (nn.Linear(4, 4) for _ in range(3))
+            self.checkpointed = False
+
+        def block(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.a(x))
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            again = self.checkpointed
+            h = checkpoint(self.block, x, use_reentrant=False) if again else self.block(x)
+            return {"first": self.first(h), "second": self.second(h)}
+
+    likelihood = {"first": Categorical(), "second": Categorical()}
+    model = lpbnn.build(TwoHeads(), "lpbnn", likelihood=likelihood, num_data=9).double()
+    x, gradients = torch.randn(8, 4).double(), []
+    model(x)  # the comparison of the first call is over
+    for checkpointed in (False, True):
+        model.net.checkpointed = checkpointed
+        model.zero_grad()
+        torch.manual_seed(0)
+        model(x)[head].square().sum().backward()
+        gradients.append(model.layers[0].layer.weight.grad.clone())
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

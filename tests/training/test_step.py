@@ -21,7 +21,7 @@ from lpbnn.training.build import DataInfo, build_model
 from lpbnn.training.config import OptimConfig, ScheduleConfig
 from lpbnn.training.distributed import launch
 from lpbnn.training.loop import fit
-from lpbnn.training.step import Step, TrainStep, factor, make_optimizer
+from lpbnn.training.step import Means, Step, TrainStep, factor, make_optimizer
 
 Make = Callable[..., RunConfig]
 EPOCHS = 4
@@ -91,6 +91,34 @@ def test_the_optimizer_has_the_settings_of_the_config(
     config = make(optim=replace(optim, name="adamw", nesterov=False))
     (group,) = make_optimizer(model, config, torch.device("cpu")).param_groups
     assert group["betas"] == (0.7, 0.999)
+
+
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_steps_are_those_of_a_plain_loop(make: Make, splits: Splits, clip: float | None) -> None:
+    """Each step takes the gradient of its own batch, at its own share of the rate."""
+    optim = OptimConfig(lr=0.2, momentum=0.7, nesterov=True, weight_decay=0.03, clip=clip)
+    config = make(optim=optim)
+    model = build_model(config, DataInfo.of(splits)).train()
+    plain = copy.deepcopy(model.net)
+    options = {"momentum": 0.7, "nesterov": True, "weight_decay": 0.03}
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.2, **options)
+    step = Step(model, config, launch(config), config.batch_size)
+    inputs, labels = splits.train[:96]
+    batches = list(zip(splits.normalise(inputs).split(32), labels.split(32), strict=True))
+    losses = []
+    with step.begin():
+        for (x, y), scale in zip(batches, (1.0, 0.5, 0.1), strict=True):
+            step(x, y, scale)
+            optimizer.param_groups[0]["lr"] = 0.2 * scale
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(plain(x), y)
+            loss.backward()
+            if clip is not None:
+                nn.utils.clip_grad_norm_(plain.parameters(), clip)
+            optimizer.step()
+            losses.append(loss.item())
+    torch.testing.assert_close(dict(model.net.state_dict()), dict(plain.state_dict()))
+    assert Means(step).read()["nll"] == pytest.approx(sum(losses) / 3, rel=1e-5)
 
 
 def test_the_rate_falls_as_a_power_of_what_is_left() -> None:
