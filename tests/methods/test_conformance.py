@@ -36,3 +36,25 @@ def test_signs_built_where_another_precision_is_the_default(
 
 def test_methods_have_signs() -> None:
     assert len(HAVE_SIGNS) == 3
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("method", methods.names())
+def test_weights_of_examples_count_by_their_ratios_and_zero_counts_nothing(
+    method: str, training: bool
+) -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
+    model = lpbnn.build(net, method, num_data=100).double().train(training)
+    x, y = torch.randn(5, 4).double(), torch.tensor([0, 1, 2, 0, 1])
+    changed = torch.tensor([0, 2, 2, 0, 1])
+    weight = torch.tensor([1.0, 0.5, 2.0, 1.0, 3.0])
+    model.loss(x, y)  # the comparison of the first batch is over
+
+    def loss(labels: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(0)
+        return model.loss(x, labels, weight)["loss"]
+
+    assert not torch.isclose(loss(y, weight), loss(changed, weight), rtol=1e-6)
+    torch.testing.assert_close(loss(y, 3 * weight), loss(y, weight))
+    weight[1] = 0.0
+    torch.testing.assert_close(loss(y, weight), loss(changed, weight))
