@@ -161,3 +161,58 @@ def test_recomputed_parts_belong_to_the_thread_that_differentiates(method: str) 
     found = in_threads(gradient, calls=CALLS * 5)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
+
+
+class Switched(torch.nn.Module):
+    """Drops by its own flag, and has a last layer of zeros: a check changes both for a moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(4, 8), torch.nn.Linear(8, 3)
+        torch.nn.init.zeros_(self.last.weight)
+
+    def forward(self, x: Tensor, flag: bool = False) -> Tensor:
+        return self.last(torch.nn.functional.dropout(self.first(x), 0.5, self.training))
+
+
+@pytest.mark.parametrize("method", ["lpbnn", "mcdropout", "ensemble", "mcp"])
+def test_a_check_in_one_thread_is_seen_by_no_other(method: str) -> None:
+    model = lpbnn.build(Switched(), method, num_data=10).eval()
+    x, stop = torch.randn(5, 4), threading.Event()
+    expected = lpbnn.predict(model, x, chunk=10, seed=0).probs
+
+    def check(_: int) -> None:
+        try:
+            for i in range(20):
+                model.checks.pop("x:2 flag:True", None)
+                lpbnn.predict(model, {"x": x, "flag": True}, chunk=10, seed=i)  # a new kind of call
+                lpbnn.check(model, x)
+        finally:
+            stop.set()
+
+    def ask(_: int) -> list[Tensor]:
+        found = []
+        while not stop.is_set():
+            found.append(lpbnn.predict(model, x, chunk=10, seed=0).probs)
+        return found
+
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(ask, i) for i in range(2)]
+        pool.submit(check, 0).result()
+        answers = [answer for each in asked for answer in each.result()]
+    assert answers
+    for answer in answers:
+        torch.testing.assert_close(answer, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_two_threads_that_wait_for_their_checks_do_not_wait_for_each_other() -> None:
+    model = lpbnn.build(Switched(), "lpbnn", num_data=10).eval()
+    x = torch.randn(5, 4)
+
+    def ask(i: int) -> Tensor:
+        with model.turns.shared():  # both run the model when both find a new kind of call
+            return lpbnn.predict(model, {"x": x, "flag": bool(i % 2)}, seed=0).probs
+
+    for _ in range(10):
+        model.checks.clear()
+        assert len(in_threads(ask, calls=2)) == 2 * THREADS

@@ -22,7 +22,7 @@ from lpbnn.draws import PrivateDraws
 from lpbnn.kernels.autograd import vmap_is_running
 from lpbnn.members.call import Call, CallCheck, Execution, as_call, call_kind, is_batched
 from lpbnn.members.rows import gather
-from lpbnn.model import MODE_LOCK, UncertainModel
+from lpbnn.model import UncertainModel
 from lpbnn.predict import unwrap
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def check(model: nn.Module, x: Any) -> CheckReport:
     if not isinstance(inner, MemberEnsemble):
         line = f"{type(inner).__name__} runs whole networks: there is no other path to compare."
         return CheckReport(CallCheck("single"), [""], (line,))
-    with MODE_LOCK:  # other threads wait for its result
+    with inner.turns.alone():
         inner.checks.clear()
         report = verify(inner, call)
     if model is not inner and hasattr(model, "_orig_mod"):

@@ -2,7 +2,9 @@
 
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import reduce
 from operator import add
 from typing import Any, Self
@@ -34,8 +36,77 @@ Outputs = Any  # a tensor (S, B, ...), or a dict of such tensors for a network w
 Pass = Callable[..., Outputs]
 Readout = Callable[[Any], Outputs]
 NOT_GIVEN: Any = object()
-# Held while a prediction or a check sets training flags: threads would take each other's for the user's.
-MODE_LOCK = threading.RLock()
+
+
+class Turns:
+    """Many threads may run a model at once, or one of them alone checks it.
+
+    A check changes training flags and small weights, and the part that has members, for a moment. It waits
+    until no other thread runs the model, and others wait until it has ended. A thread that waits for its own
+    check does not count as one that runs, so two of them do not wait for each other.
+
+    Example:
+        >>> turns = Turns()
+        >>> with turns.shared(), turns.alone():
+        ...     "no other thread is in either block"
+        'no other thread is in either block'
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._running = Counter[int]()  # by thread: how many blocks of ``shared`` it is in
+        self._alone: int | None = None
+        self._waiting = 0
+
+    def __reduce__(self) -> Any:
+        return Turns, ()  # nobody runs a copy
+
+    def shared(self) -> AbstractContextManager[None]:
+        """Return a block that other threads may be in, too, but none that is ``alone``."""
+        return nullcontext() if torch.compiler.is_compiling() else self._shared()
+
+    @contextmanager
+    def _shared(self) -> Iterator[None]:
+        me = threading.get_ident()
+
+        def may_enter() -> bool:
+            inside = me in self._running or self._alone == me
+            return inside or (self._alone is None and not self._waiting)
+
+        with self._changed:
+            self._changed.wait_for(may_enter)
+            self._running[me] += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running[me] -= 1
+                self._running += Counter()  # drops what is zero
+                self._changed.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Return a block that no other thread is in, nor in one of ``shared``."""
+        me = threading.get_ident()
+        if self._alone == me:
+            yield
+            return
+        with self._changed:
+            own = self._running.pop(me, 0)
+            self._waiting += 1
+            self._changed.notify_all()
+            try:
+                self._changed.wait_for(lambda: self._alone is None and not self._running)
+                self._alone = me
+            finally:
+                self._waiting -= 1
+                self._running += Counter({me: own})
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._alone = None
+                self._changed.notify_all()
 
 
 class WideBuffers(nn.Module):
@@ -90,6 +161,7 @@ class UncertainModel(WideBuffers):
         self.net = net
         self.mask_arguments = mask_arguments(self.networks[0])
         self.checks: dict[str, CallCheck] = {}  # by the kind of call
+        self.turns = Turns()
         # That of the outputs, for a network on several devices.
         devices = [tensor.device for tensor in (*net.buffers(), *net.parameters())]
         device = devices[-1] if devices else torch.device("cpu")
@@ -109,7 +181,8 @@ class UncertainModel(WideBuffers):
     # The first argument stands alone so that torch.export's dynamic_shapes can be given as usual.
     def forward(self, x: Any = NOT_GIVEN, /, *args: Any, **kwargs: Any) -> Outputs:
         """Return every member's outputs, (S, B, C, ...); the arguments are the network's."""
-        return self.outputs(*(args if x is NOT_GIVEN else (x, *args)), **kwargs)
+        with self.turns.shared():
+            return self.outputs(*(args if x is NOT_GIVEN else (x, *args)), **kwargs)
 
     def outputs(self, *args: Any, **kwargs: Any) -> Outputs:
         """Return the outputs (S, B, C, ...) of the members."""
@@ -175,8 +248,8 @@ class UncertainModel(WideBuffers):
         if kind not in self.checks and members > 1 and self.check_first_batch:
             call = Call(args, kwargs, self.mask_arguments)
             if not is_traced(call.tensors):
-                with MODE_LOCK:  # it sets training flags: other threads wait for its result
-                    if kind not in self.checks:
+                with self.turns.alone():
+                    if kind not in self.checks:  # found by another thread in the meantime
                         self.compare(call)
         found = self.checks.get(kind)
         if found is None:  # of another kind: its shared inputs are other ones

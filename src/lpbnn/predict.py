@@ -1,6 +1,7 @@
 """Prediction: average what the members say, and measure how much they disagree."""
 
 import math
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
@@ -21,7 +22,7 @@ from lpbnn.extras import missing
 from lpbnn.likelihoods import Categorical, Likelihood, MultiHead, Summary
 from lpbnn.members.call import Call, as_call
 from lpbnn.members.partial import raise_with_advice
-from lpbnn.model import MODE_LOCK, LossStep, Pass, UncertainModel, at_least_one
+from lpbnn.model import LossStep, Pass, UncertainModel, at_least_one
 
 if TYPE_CHECKING:
     import numpy as np
@@ -647,6 +648,8 @@ def merge(parts: list[Prediction], dim: int = 0) -> Prediction:
     return Prediction(**joined)
 
 
+# Held while training flags are set: threads would take each other's for the user's.
+MODE_LOCK = threading.Lock()
 _EVALUATING = WeakKeyDictionary[nn.Module, "_Modes"]()
 
 
@@ -659,11 +662,17 @@ class _Modes:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: UncertainModel) -> Iterator[None]:
     """Put a model in evaluation mode inside the block, and every module back in its own mode after it.
 
     Of several threads in such blocks the first sets the mode and the last gives it back.
     """
+    with model.turns.shared(), _evaluation_mode(model):
+        yield
+
+
+@contextmanager
+def _evaluation_mode(model: UncertainModel) -> Iterator[None]:
     with MODE_LOCK:
         modes = _EVALUATING.get(model)
         if modes is None:
