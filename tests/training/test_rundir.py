@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from lpbnn.data import Splits
-from lpbnn.training import RunConfig, RunError, files
+from lpbnn.training import RunConfig, RunError, files, rundir
 from lpbnn.training.build import DataInfo
 from lpbnn.training.calibrate import calibrate_run
 from lpbnn.training.run import load_run, reevaluate, run
@@ -402,3 +403,49 @@ def test_a_clear_stopped_at_any_file_leaves_what_is_still_known_as_a_run(
             folder.clear()
         monkeypatch.setattr(Path, "unlink", unlink)
         assert folder.state() in ("empty", "unfinished", "finished")
+
+
+def test_a_process_that_is_refused_leaves_the_folder_of_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both found no folder; the other one made and locked it first, and has written nothing yet."""
+    path, mkdir = tmp_path / "run", Path.mkdir
+    with ExitStack() as other:
+
+        def overtaken(self: Path, *args: Any, **options: Any) -> None:
+            monkeypatch.undo()
+            other.enter_context(RunDir(path).locked())
+            mkdir(self, *args, **options)
+
+        monkeypatch.setattr(Path, "mkdir", overtaken)
+        for _ in range(2):
+            with pytest.raises(RunError, match="another process is writing"), RunDir(path).locked():
+                pass
+            assert path.is_dir()
+
+
+def test_a_folder_that_was_removed_before_it_was_locked_is_made_and_locked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process made it, was stopped, and removed the empty folder."""
+    path, flock = tmp_path / "run", rundir.fcntl.flock
+
+    def late(handle: int, operation: int) -> None:
+        monkeypatch.undo()
+        path.rmdir()
+        flock(handle, operation)
+
+    monkeypatch.setattr(rundir.fcntl, "flock", late)
+    with RunDir(path).locked():
+        assert path.is_dir()
+        with pytest.raises(RunError, match="another process is writing"), RunDir(path).locked():
+            pass
+
+
+def test_a_folder_that_is_removed_while_it_is_looked_at_is_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process was refused its data, and removes the folder that it made."""
+    monkeypatch.setattr(Path, "exists", lambda _: True)
+    monkeypatch.setattr(Path, "is_dir", lambda _: True)
+    assert RunDir(tmp_path / "run").state() == "empty"

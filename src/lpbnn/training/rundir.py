@@ -87,11 +87,14 @@ class RunDir:
 
     def state(self) -> State:
         """Return "empty" (or not there), "unfinished" or "finished"; anything else is no run folder."""
-        if not self.path.exists():
+        try:
+            found = {p.name for p in self.path.iterdir() if not is_leftover(p.name)}
+        except FileNotFoundError:
             return "empty"
-        if not self.path.is_dir():
-            raise RunError(f"{self.path} is a file; expected a folder. Fix: give another path.")
-        found = {p.name for p in self.path.iterdir() if not is_leftover(p.name)}
+        except NotADirectoryError as error:
+            raise RunError(
+                f"{self.path} is a file; expected a folder. Fix: give another path."
+            ) from error
         if CONFIG in found:
             return "finished" if RESULTS in found else "unfinished"
         # A run that was killed before its config was written leaves what the manifest lists.
@@ -118,22 +121,8 @@ class RunDir:
         """
         self.state()  # a file, or a folder with something else in it
         made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        handle = self._open_locked()
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path, os.O_RDONLY) if fcntl else -1
-        except OSError as error:
-            raise RunError(f"{self.path} could not be made: {error}.") from error
-        try:
-            try:
-                if fcntl:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise RunError(
-                    f"another process is writing to {self.path}: a run that goes on. Fix: wait for its "
-                    "end, stop it, or give another folder."
-                ) from error
-            except OSError as error:  # some network file systems have no locks
-                warnings.warn(f"{self.path} cannot be locked ({error}).", stacklevel=3)
             for name in FILES:  # of a process that was killed
                 for leftover in self.path.glob(f".{name}.*.tmp"):
                     leftover.unlink(missing_ok=True)
@@ -144,6 +133,34 @@ class RunDir:
                     folder.rmdir()
             if fcntl:
                 os.close(handle)
+
+    def _open_locked(self) -> int:
+        """Make the folder and return a handle that has its lock, -1 on a system without locks."""
+        for _ in range(100):
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                handle = os.open(self.path, os.O_RDONLY) if fcntl else -1
+            except OSError as error:
+                raise RunError(f"{self.path} could not be made: {error}.") from error
+            if not fcntl:
+                return handle
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                os.close(handle)  # the folder is the other one's: it stays, empty or not
+                raise RunError(
+                    f"another process is writing to {self.path}: a run that goes on. Fix: wait for its "
+                    "end, stop it, or give another folder."
+                ) from error
+            except OSError as error:  # some network file systems have no locks
+                warnings.warn(f"{self.path} cannot be locked ({error}).", stacklevel=4)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle), self.path.stat()):
+                    return handle
+            os.close(handle)  # whoever had the lock removed the folder: lock a new one
+        raise RunError(
+            f"{self.path} was removed as often as it was made. Fix: give another folder."
+        )
 
     def digests(self) -> dict[str, list[str]]:
         """Return the SHA-256 digests that each file may have: two while it is being replaced."""
