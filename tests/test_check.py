@@ -546,6 +546,21 @@ def test_rows_that_depend_on_earlier_rows_are_not_cut(method: str) -> None:
     assert model.train().loss(x, torch.randint(3, (6,)))["loss"].isfinite()
 
 
+class TimeFirst(Sequence):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.body(x)).mean(0))
+
+
+@pytest.mark.filterwarnings("ignore:members cannot run as rows")
+def test_a_loss_takes_a_target_per_example_where_time_is_first() -> None:
+    model = lpbnn.build(TimeFirst(), "batchensemble", members=2).train()
+    x, y = torch.randn(7, 4, 5), torch.randint(3, (4,))
+    loss = model.loss(x, y)["nll"]
+    outputs = torch.stack(list(model.eval()(x)))
+    each = [nn.functional.cross_entropy(own, y) for own in outputs]
+    torch.testing.assert_close(loss, torch.stack(each).mean())
+
+
 @pytest.mark.parametrize("include", [None, "head"])
 @pytest.mark.filterwarnings("ignore:members cannot run as rows")
 def test_one_edge_of_a_graph_is_enough(include: str | None) -> None:

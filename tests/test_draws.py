@@ -24,6 +24,13 @@ def test_every_draw_of_a_block_is_repeated_in_its_place() -> None:
     assert not torch.equal(first[0], first[3])
 
 
+def test_the_generators_of_all_devices_have_the_seed() -> None:
+    """As after ``torch.manual_seed``, whichever device draws first."""
+    draws = PrivateDraws(7)
+    draws.generators[torch.device("meta")] = torch.Generator()  # in the place of a GPU
+    assert draws.generator("cpu").initial_seed() == 7
+
+
 def test_what_is_done_to_a_drawn_tensor_does_not_change_the_record() -> None:
     """A network fills its own tensor with noise and then scales it in place, in every pass."""
     draws = RepeatedDraws()

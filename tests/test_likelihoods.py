@@ -848,3 +848,11 @@ def test_the_ood_score_of_several_numbers_is_their_total_variance(dim: int) -> N
     shape = (2, 4, 6, 5) if dim == 1 else (2, 4, 5, 6)
     p = Prediction.from_outputs(torch.randn(shape), Gaussian(dim=dim))
     torch.testing.assert_close(p.ood_score, p.total.sum(dim))
+
+
+def test_an_ignored_label_beyond_the_classes_is_a_class_without_weight() -> None:
+    y = torch.tensor([[0, 255], [2, 255]])
+    likelihood = Categorical(ignore_index=255)
+    labels, weights = likelihood.labels_and_weights(torch.randn(2, 3, 2), y)
+    assert labels.tolist() == [[[0, 0]], [[2, 0]]]
+    assert weights.tolist() == [[1, 0], [1, 0]]

@@ -48,6 +48,25 @@ def test_it_can_be_marked_instead(method: str, value: float) -> None:
     torch.testing.assert_close(p.ood_score[rest], expected.ood_score[rest])
 
 
+class Bounded(nn.Module):
+    """Squashes its inputs, so that infinite ones have finite outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x.tanh())
+
+
+def test_an_infinite_input_is_marked_though_its_outputs_are_finite() -> None:
+    model, x = lpbnn.build(Bounded(), "mcp"), torch.randn(4, 5)
+    x[2, 1] = math.inf
+    p = lpbnn.predict(model, x, allow_not_finite=True)
+    assert p.probs.isnan().any(1).tolist() == [False, False, True, False]
+    assert p.ood_score.isinf().tolist() == [False, False, True, False]
+
+
 @pytest.mark.parametrize("method", methods.names())
 def test_weights_that_have_diverged_are_an_error(method: str) -> None:
     model = made(method)

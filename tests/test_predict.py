@@ -688,3 +688,11 @@ def test_a_converted_network_in_place_of_its_model_is_named() -> None:
     lpbnn.build(net, "lpbnn", num_data=10)
     with pytest.raises(TypeError, match="give the model that build returned"):
         lpbnn.predict(net, torch.randn(5, 4))
+
+
+def test_an_interval_has_the_total_variance() -> None:
+    model = lpbnn.build(nn.Linear(4, 2), "ensemble", members=5, task="regression")
+    p = lpbnn.predict(model, torch.randn(6, 4))
+    assert (p.epistemic > 0).all()
+    low, high = p.interval(0.95)
+    torch.testing.assert_close((high - low) / 2, 1.959964 * (p.aleatoric + p.epistemic).sqrt())

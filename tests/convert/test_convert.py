@@ -123,6 +123,13 @@ def test_the_dropout_of_an_attention_is_on_in_training_alone(need_weights: bool)
     torch.testing.assert_close(split.eval()(x, x, x, need_weights=need_weights)[0], expected)
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_undo_keeps_the_mode_of_an_attention(training: bool) -> None:
+    split = SplitAttention(nn.MultiheadAttention(8, 2, dropout=0.5)).train(training)
+    modules = list(split.restore().modules())
+    assert [module.training for module in modules] == [training] * len(modules)
+
+
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("average", [False, True])

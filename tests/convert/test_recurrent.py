@@ -73,6 +73,15 @@ def test_restore_gives_torchs_layer_bit_for_bit(name: str) -> None:
         assert parameter.requires_grad == theirs[path].requires_grad
 
 
+@pytest.mark.parametrize("name", RNNS)
+def test_the_dropout_between_layers_is_on_in_training_alone(name: str) -> None:
+    rnn = make(name, num_layers=2, dropout=0.5)
+    split, x = SplitRecurrent(copy.deepcopy(rnn)), torch.randn(4, 6, 4, dtype=torch.float64)
+    torch.testing.assert_close(flat(split.eval()(x)), flat(rnn.eval()(x)))
+    first, second = (split.train()(x)[0] for _ in range(2))
+    assert not torch.equal(first, second)
+
+
 class Reader(nn.Module):
     """Reads sequences of several lengths from both sides."""
 
@@ -149,6 +158,17 @@ def test_a_recurrent_part_alone_is_converted(include: str) -> None:
         for member in range(2):
             expected = member_network(net, model, sampled, member)(*inputs)
             torch.testing.assert_close(outputs[member], expected)
+
+
+def test_a_packed_batch_is_expanded_inside_of_a_recurrent_layer() -> None:
+    """The lengths of the sequences are repeated with them."""
+    x, net = torch.randn(4, 6, 4, dtype=torch.float64), split_recurrent(Reader("lstm"))
+    points = ["rnn.ih_l0", "rnn.ih_l0_reverse"]
+    model = lpbnn.build(net, "batchensemble", members=2, include="rnn", expand_at=points).eval()
+    assert isinstance(model, RankOneEnsemble)
+    sampled, call = model.sample(), model.call((x, LENGTHS), {}, 2)
+    torch.testing.assert_close(model.run_rows(sampled, call), model.run_one_by_one(sampled, call))
+    assert model.execution == "batched"
 
 
 @pytest.mark.parametrize("method", ["lpbnn", "rank1", "meanfield", "batchensemble"])

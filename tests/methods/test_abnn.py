@@ -77,6 +77,17 @@ def test_without_noise_an_untrained_model_is_the_network_and_undo_returns_it(nam
     assert all(torch.equal(value, state[key]) for key, value in restored.state_dict().items())
 
 
+def test_draws_repeat_the_members_in_their_order() -> None:
+    model = build(Mlp(), members=3, std=0.0)
+    with torch.no_grad():
+        for parameter in model.fast_parameters():
+            parameter.normal_()
+    drawn = model.sample(2)
+    for norm, scale, shift in zip(model.norms, drawn.scales, drawn.shifts, strict=True):
+        for copies, own in ((scale, norm.member_scale), (shift, norm.member_shift)):
+            assert torch.equal(copies, torch.cat([own, own]))
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_undo_merges_what_was_learned(name: str) -> None:
     net = settle(NETWORKS[name]()).double()

@@ -327,3 +327,10 @@ def test_several_places_are_refused_before_anything_is_changed() -> None:
     with pytest.raises(ValueError, match="mcdropout takes the path of one module"):
         build(net, expand_at=["head"])
     assert not any(isinstance(module, ActiveDropout) for module in net.modules())
+
+
+def test_a_rate_of_one_stays_one_at_any_scale_of_the_noise() -> None:
+    """Its mask has no standard deviation that could be scaled."""
+    dropout = ActiveDropout(nn.Dropout(1.0))
+    dropout.noise_scale = 0.5
+    assert dropout.rate == 1

@@ -144,6 +144,15 @@ def test_the_last_layer_is_a_layer_for_each_head(layer: nn.Module, shape: tuple[
     assert torch.equal(last.layer.weight, layer.weight)
 
 
+@pytest.mark.parametrize(("layer", "shape"), ENDS)
+def test_undo_takes_the_bias_of_the_first_head(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    last, x = LastLayer(copy.deepcopy(layer), 3), torch.randn(2, *shape)
+    if last.layer.bias is not None:
+        nn.init.normal_(last.layer.bias)  # training gives every head its own
+    expected = last(x)[:2]
+    torch.testing.assert_close(last.restore()(x), expected, atol=1e-5, rtol=1e-5)
+
+
 def test_the_scale_of_the_given_initialiser_is_kept() -> None:
     net = backbones.build("wrn-16-4", 10)
     x = torch.randn(30, 3, 16, 16)

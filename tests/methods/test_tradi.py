@@ -386,6 +386,14 @@ def test_predictions_do_not_depend_on_the_chunk() -> None:
         torch.testing.assert_close(lpbnn.predict(model, x, chunk=chunk, samples=2).members, whole)
 
 
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_passes_of_any_width_have_all_members(width: int) -> None:
+    model, _ = fitted(Mlp(), (5,), members=3)
+    x = torch.randn(4, 5)
+    parts = [run(x) for run in model.eval().passes(1, width)]
+    torch.testing.assert_close(torch.cat(parts), model(x))
+
+
 def test_the_same_seed_draws_the_same_networks() -> None:
     model, data = fitted(Mlp(), (5,))
     other = copy.deepcopy(model)

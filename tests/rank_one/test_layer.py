@@ -31,6 +31,7 @@ LAYERS = {
         (4, 7, 9),
     ),
     "conv2d-grouped": (lambda: nn.Conv2d(4, 6, 3, dilation=2, groups=2, bias=False), (4, 7, 7)),
+    "conv2d-dilated": (lambda: nn.Conv2d(4, 6, 3, padding=2, dilation=2), (4, 7, 7)),
     "conv2d-depthwise": (lambda: nn.Conv2d(4, 4, 3, groups=4), (4, 7, 7)),
     "conv3d": (lambda: nn.Conv3d(4, 6, (1, 3, 3), padding=(0, 1, 1)), (4, 3, 5, 5)),
     "transposed1d": (lambda: nn.ConvTranspose1d(4, 6, 3, stride=2, padding=1), (4, 5)),

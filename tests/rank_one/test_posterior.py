@@ -6,7 +6,7 @@ from networks import Mlp
 from torch import nn
 
 import lpbnn
-from lpbnn.rank_one.vae import LatentPosterior
+from lpbnn.rank_one.vae import LatentFactors, LatentPosterior
 
 
 @pytest.fixture
@@ -18,6 +18,13 @@ def model() -> lpbnn.UncertainModel:
                 layer.factors.encoder.weight[4:]
             )
     return model.double()
+
+
+def test_the_variance_of_z_starts_near_the_given_one_and_differs_by_member() -> None:
+    factors = LatentFactors(members=4, inputs=64, outputs=2, log_variance=-3.0)
+    found = LatentPosterior([factors]).log_variance
+    torch.testing.assert_close(found, torch.full_like(found, -3.0), atol=0.2, rtol=0)
+    assert (found.std(1) > 0).all()
 
 
 def test_mean_and_covariance_against_100000_draws(model: lpbnn.UncertainModel) -> None:

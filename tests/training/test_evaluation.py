@@ -179,6 +179,10 @@ def test_the_arrays_of_the_report(make: Make, splits: Splits) -> None:
         "motion_blur",
         "fog",
     ]
+    shown = splits.test.inputs[index]
+    for i, name in enumerate(arrays["examples/corrupted/corruption"]):  # each its own noise
+        expected = corrupt(shown, name, int(arrays["examples/corrupted/severity"][i]))[i]
+        np.testing.assert_array_equal(arrays["examples/corrupted/images"][i], expected)
     width = len(arrays["posterior/correlation"])
     assert str(arrays["posterior/layer"]) == "layers.0"
     assert arrays["posterior/mean"].shape == arrays["posterior/std"].shape == (4, width) == (4, 64)
