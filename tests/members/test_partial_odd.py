@@ -209,9 +209,10 @@ def test_a_second_point_gives_each_member_its_own_rows(
     torch.testing.assert_close(one_by_one, together, rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("check", [True, False])  # a check finds that the table has no examples
 @pytest.mark.parametrize("rows", [6, 7])
 def test_an_input_that_could_be_taken_for_members_keeps_them_together(
-    rows: int, fill_device: Callable[[bool], None]
+    rows: int, check: bool, fill_device: Callable[[bool], None]
 ) -> None:
     class Given(TwoPoints):
         def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -222,7 +223,8 @@ def test_an_input_that_could_be_taken_for_members_keeps_them_together(
     fill_device(True)
     net = Given().double()
     x, table = torch.randn(2, 5).double(), torch.randn(rows, 6).double()
-    model = lpbnn.build(net, "batchensemble", members=3, include=["wide", "last.*"]).double()
+    options = {"members": 3, "include": ["wide", "last.*"], "check": check}
+    model = lpbnn.build(net, "batchensemble", **options).double()
     found = lpbnn.predict(model, (x, table)).members
     model.use_expansion_points([""])
     expected = lpbnn.predict(model, (x, table)).members
