@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks import architectures, lora
+from benchmarks import architectures, lora, peers
 from benchmarks.architectures import ARCHITECTURES, Architecture, agrees, compare
 from lpbnn.training.files import read_json
 
@@ -61,6 +61,7 @@ def test_every_recorded_network_agrees() -> None:
     [
         ("results/architectures.md", architectures.show(ROOT / "results" / "architectures.json")),
         ("howto/partial.md", lora.show(ROOT / "results" / "lora.json")),
+        ("results/cost.md", peers.show(ROOT / "results" / "peers.json")),
     ],
 )
 def test_the_pages_show_the_records(page: str, table: str) -> None:

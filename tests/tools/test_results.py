@@ -112,7 +112,7 @@ def test_the_tables_are_what_the_tool_makes() -> None:
     written = {path.name for path in RESULTS.iterdir()}
     figures = {f"{table}.npz" for table in make_tables.FIGURES}
     # Written by the scripts of the same names in benchmarks/.
-    benchmarks = {"tabular.csv", "posthoc.csv", "architectures.json", "lora.json"}
+    benchmarks = {"tabular.csv", "posthoc.csv", "architectures.json", "lora.json", "peers.json"}
     assert written == {*made, *figures, *benchmarks, "records.tar.xz", "README.md"}
 
 
