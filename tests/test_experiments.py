@@ -314,7 +314,7 @@ def test_the_papers_own_table_fits_80_columns() -> None:
 def test_missing_files_are_told_before_any_process_starts(
     jobs: int, tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for slow in ("_in_processes", "_one"):
+    for slow in ("_train_in_processes", "_one"):
         monkeypatch.setattr(_suite, slow, lambda *_, **__: pytest.fail("it is too late to look"))
     root = tmp_path / "nowhere"
     config = table1.Config(data_root=str(root), out=tmp_path / "runs", jobs=jobs)

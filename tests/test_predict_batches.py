@@ -141,7 +141,7 @@ def test_any_iterable_of_batches_is_predicted(small_model: lpbnn.UncertainModel)
 
 @pytest.mark.parametrize("kind", [dict, UserDict])
 def test_the_tensors_of_any_mapping_go_to_the_models_device(kind: Any) -> None:
-    """What a tokenizer of transformers returns is a UserDict, into which torch's tree functions do not look."""
+    """A tokenizer of transformers returns a UserDict, into which torch's tree functions do not look."""
     batch = kind({"ids": torch.zeros(4, 5), "more": [torch.zeros(4)], "flag": True})
     moved = to_device(batch, lpbnn.build(small(), "mcp").to("meta"))
     assert moved["ids"].is_meta

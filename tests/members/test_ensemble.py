@@ -138,7 +138,7 @@ def test_a_state_of_other_expansion_points_leaves_those_that_were_asked_for() ->
 
 
 def test_the_members_of_a_check_have_biases_of_their_own() -> None:
-    """As many as the model has; one whose biases were mixed up could otherwise not be seen."""
+    """Biases for as many members as the model has, so that one with another's is seen."""
     model = lpbnn.build(nn.Linear(4, 3), "batchensemble", members=3)
     assert isinstance(model, RankOneEnsemble)
     (layer,) = model.layers

@@ -156,7 +156,7 @@ def test_a_weight_counts_as_repetition_beside_the_emphasis() -> None:
 
 
 def test_an_uneven_split_counts_every_example_once() -> None:
-    """Of five examples for four members three are seen twice."""
+    """Five examples for four members: three are seen twice."""
     net = nn.Sequential(nn.Linear(5, 6), nn.LayerNorm(6), nn.Linear(6, 10))
     model = build(net, std=0.0, class_weight=1.0).train()
     x, y = torch.randn(5, 5), torch.arange(5)

@@ -82,10 +82,8 @@ def calibrate(
     own = unwrap(model) if holds_model else MCP(model, likelihood)
     if holds_model and likelihood is not None:
         raise ValueError("the model has its own likelihood. Fix: leave out likelihood=.")
-    cells, heads = (
-        collect_heads(own, batches, samples, seed, cells_per_example),
-        own.likelihood.heads,
-    )
+    cells = collect_heads(own, batches, samples, seed, cells_per_example)
+    heads = own.likelihood.heads
     found = {name: fit_cells(part, kind, heads[name]) for name, part in cells.items()}
     if holds_model:
         for name, scaling in found.items():

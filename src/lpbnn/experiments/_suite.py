@@ -145,7 +145,7 @@ def run_all(
                     bar.update(task, description=name)
                     done(name, _one(config, places[name], ledger))
             else:
-                _in_processes(todo, places, jobs, ledger, done)
+                _train_in_processes(todo, places, jobs, ledger, done)
         finally:
             _loaded.cache_clear()  # frees the memory
     if broken:
@@ -174,22 +174,15 @@ def _kept(configs: Mapping[str, RunConfig], ledger: Path) -> dict[str, Path]:
     return {name: path for name, path in found.items() if path is not None}
 
 
-def _in_processes(
+def _train_in_processes(
     configs: Mapping[str, RunConfig],
     places: Mapping[str, Path],
     jobs: int,
     ledger: Path | None,
     done: Callable[[str, str], None],
 ) -> None:
-    # Spawned, because a forked torch hangs in its thread pool.
-    context = multiprocessing.get_context("spawn")
     threads = max(1, (os.cpu_count() or 1) // jobs) if torch.cuda.is_available() else 1
-    pool = ProcessPoolExecutor(
-        jobs,
-        mp_context=context,
-        initializer=_start,
-        initargs=(threads, min(jobs, len(configs))),
-    )
+    pool = _pool(jobs, threads, min(jobs, len(configs)))
     try:
         futures: dict[Future[str], str] = {
             pool.submit(_one, config, places[name], ledger): name
@@ -213,10 +206,15 @@ def in_processes(works: Sequence["Callable[[], T]"], jobs: int | None = None) ->
         works: functions of a module, without arguments; the longest first.
         jobs: number of processes; None: one per core.
     """
-    context = multiprocessing.get_context("spawn")
     jobs = jobs or min(len(works), os.cpu_count() or 1)
-    with ProcessPoolExecutor(jobs, context, _start, (1, jobs)) as pool:
+    with _pool(jobs, 1, jobs) as pool:
         return [future.result() for future in [pool.submit(work) for work in works]]
+
+
+def _pool(jobs: int, threads: int, beside: int) -> ProcessPoolExecutor:
+    """Return processes, spawned because a forked torch hangs in its thread pool; see ``_start``."""
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(jobs, context, _start, (threads, beside))
 
 
 def _data(config: RunConfig) -> Splits:

@@ -259,7 +259,7 @@ class MCDropout(MemberEnsemble):
 
     @property
     def noise_scale(self) -> float:
-        """What ``set_noise_scale`` set."""
+        """The factor on the standard deviation of the masks; 1 is that of training."""
         return self.dropouts[0].noise_scale
 
     def set_noise_scale(self, scale: float) -> None:

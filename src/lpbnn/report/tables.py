@@ -654,7 +654,7 @@ def _pixel_notes(groups: Sequence[Group]) -> list[str]:
 
 
 def _fairness_notes(groups: Sequence[Group]) -> list[str]:
-    """What the rows do not share although a fair comparison would, and seeds that are not different."""
+    """Return what the rows do not share although a fair comparison would, and seeds that repeat."""
     differing = []
     for name in ("backbone", "epochs", "batch_size", "precision"):
         values = dict.fromkeys(str(group.settings.get(name)) for group in groups)

@@ -56,7 +56,7 @@ def _ranked(table: Table, column: Column) -> list[Row]:
 
 
 def _on(table: Table, column: Column) -> str:
-    """Who is best by one metric, who is within the noise of that, and who is last."""
+    """Return who is best by one metric, who is within the noise of that, and who is last."""
     rows = _ranked(table, column)
     if not rows:
         return ""

@@ -281,7 +281,7 @@ def line(row: Mapping[str, float]) -> str:
 
 
 class Bar(Progress):
-    """What a person sees of a training, on the standard error: a bar on a terminal, else a line per epoch.
+    """The progress of a training on the standard error: a bar on a terminal, else a line per epoch.
 
     Args:
         shown: False shows nothing at all.
