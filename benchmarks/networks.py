@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.utils.benchmark import set_torch_threads
 
+from benchmarks.archive import read_json
 from lpbnn import backbones
 from lpbnn.bench.measure import Row, Setup, measurements
-from lpbnn.report.archive import read_json
 from lpbnn.training.environment import environment
 from lpbnn.training.files import RunError, write_json
 

@@ -333,7 +333,7 @@ def test_bad_folders_and_files(
     broken.write_bytes(image.read_bytes()[:40])
     assert "cannot be read" in failing(capsys, "predict", trained, broken)
     assert "no image was given" in failing(capsys, "predict", trained)
-    for command in (["compare"], ["report"], ["keep", "--into", tmp_path / "ledger"]):
+    for command in (["compare"], ["report"]):
         assert f"no run folder was given. Fix: lpbnn {command[0]} runs/*" in failing(
             capsys, *command
         )
@@ -372,8 +372,6 @@ def test_folders_that_hold_runs_stand_for_them(
     assert f"left out: {runs / 'demo' / 'stopped'} is not finished" in shown
     lpbnn("report", *given, "-o", tmp_path / "page.html")
     assert "from 3 runs" in (tmp_path / "page.html").read_text()
-    lpbnn("keep", runs / "demo" / "deep", "--into", tmp_path / "ledger")
-    assert (tmp_path / "ledger" / "mcp-2.json").exists()
     assert "empty has no" in failing(capsys, "compare", runs / "empty")
 
 
@@ -539,18 +537,15 @@ def test_a_new_method_is_one_new_file(
     sys.modules.pop("lpbnn.methods.halved")
 
 
-def test_keep_and_compare(
+def test_a_run_without_its_weights_is_compared_and_reported(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """What is kept of many runs: their numbers, without the large files."""
     copy = tmp_path / "mcp-0"
     shutil.copytree(trained, copy, ignore=shutil.ignore_patterns("*.pt", "*.safetensors", "*.npz"))
-    ledger = tmp_path / "results" / "digits"
-    lpbnn("keep", copy, "--into", ledger)
-    assert "kept" in capsys.readouterr().out
-    lpbnn("compare", ledger / "mcp-0.json", "--format", "markdown")
+    lpbnn("compare", copy, "--format", "markdown")
     assert "| MCP | 1 |" in capsys.readouterr().out
-    assert "no run folder was given" in failing(capsys, "keep", "--into", ledger)
-    assert "Fix" in failing(capsys, "keep", tmp_path / "nothing", "--into", ledger)
+    lpbnn("report", copy, "-o", tmp_path / "page.html")
 
 
 def test_a_run_is_measured_where_its_data_has_gone(

@@ -149,7 +149,6 @@ def test_what_is_typed_comes_before_the_file(
         ("backbone_options: {dropout: a}", "backbone.dropout is 'a'; expected a valid number"),
         ("optim: {lrr: 1}", "is no config: optim has no field 'lrr'. Did you mean 'lr'"),
         ("optim: [", "is no config"),
-        ("ledger: 1", "is no config"),
         ("x: !!int ''", "is no config"),
         ("data: 'os:path'", "would import the Python module 'os'"),
     ],

@@ -40,9 +40,9 @@ def test_names_and_descriptions() -> None:
 
 @pytest.mark.slow
 def test_stability(tmp_path: Path, console: Console) -> None:
-    page, ledger = tmp_path / "r.html", tmp_path / "ledger"
+    page = tmp_path / "r.html"
     config = stability.Config(
-        out=tmp_path, epochs=1, rates=(0.2, 0.01), seeds=2, jobs=1, report=page, ledger=ledger
+        out=tmp_path, epochs=1, rates=(0.2, 0.01), seeds=2, jobs=1, report=page
     )
     stability.run(config, console)
     shown = console.export_text()
@@ -50,11 +50,10 @@ def test_stability(tmp_path: Path, console: Console) -> None:
         assert text in shown
     assert page.exists()
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
-    assert len(list(ledger.glob("*.json"))) == 8
     stability.run(config, console)  # finished runs are not trained again
     assert stamps == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
     console.export_text()
-    stability.run(stability.Config(source=ledger, report=page), console)
+    stability.run(stability.Config(source=tmp_path, report=page), console)
     again = console.export_text()
     assert [line for line in again.splitlines() if "│" in line] == [
         line for line in shown.splitlines() if "│" in line
@@ -245,23 +244,6 @@ def test_the_shortest_try_of_table1_can_be_built() -> None:
         assert [run.schedule.milestones for run in table1.configs(config).values()] == [milestones]
 
 
-@pytest.mark.slow
-def test_what_the_ledger_holds_is_not_trained_again(tmp_path: Path, console: Console) -> None:
-    configs = {f"{name}-0": small(name) for name in ("mcp", "lpbnn")}
-    ledger = tmp_path / "ledger"
-    places = run_all(configs, tmp_path / "a", console, jobs=1, ledger=ledger)
-    assert places == [tmp_path / "a" / "mcp-0", tmp_path / "a" / "lpbnn-0"]
-    assert sorted(path.name for path in ledger.glob("*.json")) == ["lpbnn-0.json", "mcp-0.json"]
-    more = {**configs, "mcp-1": small("mcp", seed=1)}
-    places = run_all(more, tmp_path / "b", console, jobs=2, ledger=ledger)  # a bare machine
-    assert places == [ledger / "mcp-0.json", ledger / "lpbnn-0.json", tmp_path / "b" / "mcp-1"]
-    assert (ledger / "mcp-1.json").exists()
-    other = {"mcp-0": replace(small("mcp"), epochs=2)}
-    with pytest.raises(ValueError, match="another run of this name"):
-        run_all(other, tmp_path / "c", console, ledger=ledger)
-    assert not (tmp_path / "c").exists()
-
-
 def test_a_run_that_breaks_does_not_stop_the_others(
     tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,8 +256,8 @@ def test_a_run_that_breaks_does_not_stop_the_others(
     monkeypatch.setattr(_suite, "run", run)
     configs = {name: small(name) for name in ("mcp", "lpbnn")}
     with pytest.raises(ValueError, match=r"1 of 2 runs broke:\n  mcp: CUDA out of memory\.\nFix"):
-        run_all(configs, tmp_path, console, jobs=1, ledger=tmp_path / "ledger")
-    assert (tmp_path / "ledger" / "lpbnn.json").exists()
+        run_all(configs, tmp_path, console, jobs=1)
+    assert (tmp_path / "lpbnn" / "results.json").exists()
 
 
 def test_the_data_is_read_once_and_every_run_has_a_line(

@@ -88,8 +88,6 @@ COMMANDS = (
     "join",
     "compare",
     "report",
-    "keep",
-    "results",
     "predict",
     "demo",
     "bench",

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import streets
 import torch
+from lpbnn.report.ledger import read_ledger
 from PIL import Image
 from rich.console import Console
 from safetensors.torch import save_file
@@ -16,7 +17,6 @@ from lpbnn import backbones, cli, data, methods
 from lpbnn.experiments import table2
 from lpbnn.report import comparison
 from lpbnn.report.formats import markdown
-from lpbnn.report.ledger import read_ledger
 from lpbnn.report.runs import Run, grouped
 from lpbnn.training import RunConfig
 from lpbnn.training.evaluation import largest_anomalies

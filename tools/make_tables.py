@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from tools import fair
 
-from lpbnn.report.archive import members
+from benchmarks.archive import members
 from lpbnn.training.files import write_atomic
 
 ROOT = Path(__file__).parents[1]

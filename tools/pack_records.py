@@ -2,8 +2,8 @@
 
     python -m tools.pack_records FOLDER [--archive results/records.tar.xz]
 
-FOLDER holds folders of records, as ``lpbnn keep`` and ``--ledger`` write them. They are added to those in
-the archive; a file of the same name must be the same, because records are immutable. Run
+FOLDER holds folders of records, as ``python -m tools.records keep`` and benchmarks write them. They are
+added to those in the archive; a file of the same name must be the same, because records are immutable. Run
 ``python -m tools.make_tables`` and ``python -m tools.make_results`` afterwards.
 """
 
@@ -14,7 +14,7 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from lpbnn.report.archive import files, members
+from benchmarks.archive import members
 from lpbnn.training.files import write_atomic
 
 ROOT = Path(__file__).parents[1]
@@ -43,7 +43,11 @@ def pack(content: Mapping[str, bytes]) -> bytes:
 
 def added(before: Mapping[str, bytes], folder: Path) -> dict[str, bytes]:
     """Return the files of an archive and those of a folder; a changed record is an error."""
-    new = {p.relative_to(folder).as_posix(): p.read_bytes() for p in files(folder, deep=True)}
+    new = {
+        p.relative_to(folder).as_posix(): p.read_bytes()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file()
+    }
     changed = sorted(name for name in new if before.get(name, new[name]) != new[name])
     if changed:
         raise ValueError(

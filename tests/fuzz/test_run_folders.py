@@ -144,7 +144,6 @@ def test_the_command_answers_or_exits_with_2(
         ("compare", folder),
         ("compare", folder, "--format", "csv"),
         ("report", folder, "-o", out / "report.html"),
-        ("keep", folder, "--into", out / "kept" / "deep"),
         ("predict", folder, picture, "-o", out / "a.csv"),
     ]
     before = sorted(folder.parent.iterdir())
@@ -152,7 +151,6 @@ def test_the_command_answers_or_exits_with_2(
         for name in names:
             value = changed(wholes[name], draw) if draw.random() < 0.4 else wholes[name]
             (folder / name).write_text(json.dumps(value), errors="surrogatepass")
-        shutil.rmtree(out / "kept", ignore_errors=True)
         assert command(*calls[i % len(calls)]) in (0, 2)
         found = capsys.readouterr()
         assert "\x1b]" not in found.out + found.err
@@ -196,7 +194,7 @@ def odd(array: np.ndarray, draw: random.Random) -> np.ndarray:
 def test_arrays_of_any_shape_are_shown_or_told(folder: Path, command: Callable[..., int]) -> None:
     draw, run, out = random.Random(0), foreign(folder), folder.parent / "out"
     whole = run.arrays()
-    for i in range(ARRAYS_TRIES):
+    for _ in range(ARRAYS_TRIES):
         arrays = dict(whole)
         for name in draw.sample(sorted(whole), draw.choice((1, 1, 3))):
             arrays[name] = odd(arrays[name], draw)
@@ -204,9 +202,7 @@ def test_arrays_of_any_shape_are_shown_or_told(folder: Path, command: Callable[.
                 del arrays[name]
         np.savez(folder / "predictions.npz", **arrays)  # type: ignore[arg-type]
         shutil.rmtree(out, ignore_errors=True)
-        if i % 2:
-            assert command("keep", folder, "--into", out) in (0, 2)
-        elif command("report", folder, "-o", out / "a.html") == 0:
+        if command("report", folder, "-o", out / "a.html") == 0:
             assert "<script>alert" not in (out / "a.html").read_text()
 
 
@@ -217,19 +213,6 @@ def test_arrays_that_do_not_fit_are_told_by_the_name_of_the_run(folder: Path, na
     with pytest.raises(RunError, match=r"arrays of .*run do not fit this version of lpbnn"):
         write_report([folder], folder.parent / "a.html")
     assert not (folder.parent / "a.html").exists()
-
-
-def test_a_run_is_kept_inside_of_the_folder_that_was_named(
-    folder: Path, command: Callable[..., int], tmp_path: Path
-) -> None:
-    into, record = tmp_path / "ledger", tmp_path / "record.json"
-    assert command("keep", folder, "--into", into) == 0
-    entry = json.loads((into / "run.json").read_text())
-    for name in ("../../x", "/tmp/x", "a/b", "..", ".hidden", "", "\x1b[2J", "a" * 300, None, 3):
-        record.write_text(json.dumps({**entry, "run": name}))
-        before = sorted(tmp_path.rglob("*"))
-        assert command("keep", record, "--into", into) == 2
-        assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.slow
@@ -284,7 +267,6 @@ def test_names_that_are_not_utf8_are_shown_and_written(
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(picture)
     assert command("compare", odd_folder) == 0
     assert command("report", odd_folder, "-o", tmp_path / "a.html") == 0
-    assert command("keep", odd_folder, "--into", tmp_path / "kept") == 0
     for name in ("a.csv", "a.json"):
         assert command("predict", odd_folder, picture, "-o", tmp_path / name) == 0
     (answer,) = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))

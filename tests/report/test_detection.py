@@ -7,9 +7,7 @@ import pytest
 from report.conftest import Make, arrays, info
 
 from lpbnn.report import write_report
-from lpbnn.report.entries import content
 from lpbnn.report.figures import score_samples
-from lpbnn.report.ledger import keep
 from lpbnn.report.runs import Group, grouped, read_runs
 
 
@@ -33,15 +31,11 @@ def group(*folders: Path) -> Group:
     return found
 
 
-@pytest.mark.parametrize("stored", ["folder", "ledger"])
-def test_the_drawn_score_has_the_printed_auroc(make: Make, tmp_path: Path, stored: str) -> None:
+def test_the_drawn_score_has_the_printed_auroc(make: Make) -> None:
     """DUQ's AUROC is of its kernel; the confidence tells the sets apart perfectly."""
     found = scored(np.random.default_rng(0), 0.25)
     exact = auroc(found["test/scores"], found["ood/photos/scores"])
-    path = make("duq", with_arrays=found)
-    if stored == "ledger":
-        path = keep(path, tmp_path / "kept")
-    curves = score_samples(group(path), "photos")
+    curves = score_samples(group(make("duq", with_arrays=found)), "photos")
     assert curves is not None
     assert auroc(*curves) == pytest.approx(exact, abs=0.01)
     assert exact == pytest.approx(0.57, abs=0.03)
@@ -94,4 +88,3 @@ def test_regression_names_its_score_and_has_the_target_s_unit(
     for shown in ("25.0", "20.0", "15.0", "50.0", "40.0", "30.0"):
         assert f">{shown}" in table, shown
     assert "in nats" not in table.partition("</section>")[0]
-    assert content(paths[0])["conventions"]["score"] == "the predicted variance"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tools import make_results, make_tables, pack_records
 
-from lpbnn.report.archive import members
+from benchmarks.archive import members
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"

@@ -17,7 +17,6 @@ from lpbnn import cli
 from lpbnn.data import Splits
 from lpbnn.experiments.table1 import Config, settings
 from lpbnn.metrics import ClassificationMetrics
-from lpbnn.report.ledger import keep, kept
 from lpbnn.training import EvalConfig, OptimConfig, RunConfig, RunError
 from lpbnn.training import run as run_module
 from lpbnn.training.build import DataInfo, resolved
@@ -153,7 +152,7 @@ def test_every_command_takes_it(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    picture, page, ledger = tmp_path / "digit.png", tmp_path / "page.html", tmp_path / "ledger"
+    picture, page = tmp_path / "digit.png", tmp_path / "page.html"
     Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(picture)
     cli.main(["compare", str(runs[1]), str(joined.path)])
     cli.main(["predict", str(joined.path), str(picture)])
@@ -162,18 +161,9 @@ def test_every_command_takes_it(
     assert "trains one again" not in page.read_text()  # its config alone would train another
     cli.main(["report", str(joined.path), str(runs[1]), "-o", str(page)])
     assert f"{runs[1].name}-again" in page.read_text()
-    cli.main(["keep", str(joined.path), "--into", str(ledger)])
-    entry = json.loads((ledger / "ensemble-5.json").read_text())
-    assert [one["run"] for one in entry["results"]["train"]["joined"]] == [p.name for p in runs]
-
     monkeypatch.setattr(run_module, "fit", lambda *_, **__: pytest.fail("nothing is trained"))
     config = RunDir(runs[0]).config()
     wanted = replace(config, method="ensemble", method_options={"members": 3}, data_root="there")
-    assert kept(ledger, "another-name", wanted) == ledger / "ensemble-5.json"
-    # With weights that all members begin with, tables ask for new decoders; joined ones have them.
-    pretrained = replace(wanted, method_options={**wanted.method_options, "reinit": "decoder"})
-    for name in ("another-name", "ensemble-5"):
-        assert kept(ledger, name, pretrained) == ledger / "ensemble-5.json"
     copy = Path(shutil.copytree(joined.path, tmp_path / "ensemble-5"))
     assert run(wanted, copy, resume=True, splits=splits) == joined.results()
     fewer = replace(wanted, evaluate=EvalConfig(examples=1))
@@ -200,7 +190,6 @@ def test_the_command_loads_the_data_itself(
     out = tmp_path / "new" / "ensemble"
     cli.main(["join", str(tmp_path / "0"), str(tmp_path / "1"), "-o", str(out)])
     assert "Deep Ensembles" in capsys.readouterr().out
-    assert keep(out, tmp_path / "ledger").name == "ensemble.json"
     assert RunDir(out).arrays()["test/epistemic_std"].max() > 0
 
 

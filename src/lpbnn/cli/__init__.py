@@ -323,7 +323,7 @@ def compare(
     """Compare runs in a table: mean and standard deviation over the seeds of a method and setting.
 
     Args:
-        runs: run folders, files that lpbnn keep wrote, or folders of either (runs/demo).
+        runs: run folders, or folders of them (runs/demo).
         format: for the terminal, a README, a paper (booktabs) or a program.
         legend: print the definitions of the metrics below the table.
     """
@@ -346,24 +346,12 @@ def report(runs: Runs, out: Out = Path("report.html"), title: str | None = None)
     """Write a self-contained HTML page about runs.
 
     Args:
-        runs: run folders, files that lpbnn keep wrote, or folders of either (runs/demo).
+        runs: run folders, or folders of them (runs/demo).
         out: the page; an older one of that name is replaced.
     """
     from lpbnn.report import tell_report
 
     tell_report(_finished(_given(runs, "report")), out, console, title=title)
-
-
-def keep(runs: Runs, into: Path) -> None:
-    """Copy the results of finished runs into a ledger: one small JSON file each, without weights.
-
-    Args:
-        into: folder of the ledger, such as kept/cifar10-fast.
-    """
-    from lpbnn.report.ledger import keep
-
-    for run in _finished(_given(runs, "keep")):
-        _say(f"kept {keep(run, into)}")
 
 
 def predict(
@@ -486,7 +474,6 @@ def _commands(args: list[str]) -> dict[str, Callable[..., Any]]:
         "join": join,
         "compare": compare,
         "report": report,
-        "keep": keep,
         "predict": predict,
         "data": data,
         "demo": _experiments(args)["demo"],
@@ -540,13 +527,12 @@ def _show(runs: list[Path], legend: bool = False) -> None:
 
 
 def _given(runs: tuple[Path, ...], command: str) -> list[Path]:
-    """Return the runs that were named and those in folders of runs, such as runs/demo, kept or not."""
-    from lpbnn.report.ledger import kept_in
+    """Return the runs that were named and those in folders of runs, such as runs/demo."""
     from lpbnn.training.files import runs_under
 
     if not runs:
         raise ValueError(f"no run folder was given. Fix: lpbnn {command} runs/*")
-    return [found for run in runs for found in (runs_under(run) or kept_in(run) or [run])]
+    return [found for run in runs for found in (runs_under(run) or [run])]
 
 
 def _finished(runs: list[Path]) -> list[Path]:

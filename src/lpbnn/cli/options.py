@@ -139,7 +139,7 @@ def _typed(hint: Any) -> Any:
 
 
 def read_config(path: Path) -> RunConfig:
-    """Read a config from a file that ``--print-config`` or ``lpbnn keep`` wrote, or of a run folder."""
+    """Read a config from a file that ``--print-config`` wrote, or of a run folder."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -148,8 +148,7 @@ def read_config(path: Path) -> RunConfig:
     number = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
     try:
-        data = yaml.load(_content(path), Loader) or {}
-        return from_data(RunConfig, data["config"] if "ledger" in data else data)
+        return from_data(RunConfig, yaml.load(path.read_bytes(), Loader) or {})
     except OSError as error:
         raise ValueError(
             f"{path} could not be read: {error.strerror}. Fix: check the path; lpbnn train --print-config "
@@ -158,14 +157,6 @@ def read_config(path: Path) -> RunConfig:
     except Exception as error:  # bytes that are no config can fail in any way at all
         why = error if isinstance(error, ValueError | TypeError | yaml.YAMLError) else repr(error)
         raise ValueError(f"{path} is no config: {why}") from error
-
-
-def _content(path: Path) -> bytes:
-    if ".tar.xz/" not in path.as_posix():
-        return path.read_bytes()
-    from lpbnn.report.archive import read_bytes  # imports torch: not for --help
-
-    return read_bytes(path)
 
 
 def write_config(config: RunConfig) -> str:

@@ -24,7 +24,7 @@ from lpbnn.experiments._suite_options import SuiteOptions
 from lpbnn.training import RunConfig
 from lpbnn.training.build import load_data
 from lpbnn.training.environment import BESIDE
-from lpbnn.training.files import RunError
+from lpbnn.training.files import RunError, runs_under
 from lpbnn.training.run import run
 from lpbnn.training.rundir import RunDir
 
@@ -52,13 +52,12 @@ def work(
         methods: of the runs that are read, only those of these methods; none given: all.
         backbones: likewise.
     """
-    from lpbnn.report.ledger import found_in
     from lpbnn.report.runs import read_runs
 
     if given.source is None:
-        return read_runs(run_all(configs(), given.out, console, given.jobs, given.ledger))
-    runs = found_in(given.source)
-    fitting = runs
+        return read_runs(run_all(configs(), given.out, console, given.jobs))
+    found = runs_under(given.source) or [given.source]
+    fitting = read_runs([run for run in found if not RunDir(run).is_stopped()] or found)
     for option, names in (("method", methods), ("backbone", backbones)):
         wanted = [name for name in names if name is not None]
         there = sorted({run.at(option) for run in fitting})
@@ -105,7 +104,6 @@ def run_all(
     out: Path,
     console: Console,
     jobs: int | None = None,
-    ledger: Path | None = None,
 ) -> list[Path]:
     """Train and evaluate every config in ``out/name``.
 
@@ -113,22 +111,18 @@ def run_all(
 
     Args:
         jobs: number of parallel runs; None: one per core, or one on a GPU.
-        ledger: folder that keeps the results of every finished run; a run in it is not trained again.
 
     Returns:
-        The folder of each run, or its file in the ledger, in the given order.
+        The folder of each run, in the given order.
     """
     places = {name: out / name for name in configs}
-    if ledger is not None:
-        places |= _kept(configs, ledger)
-    todo = {name: config for name, config in configs.items() if places[name].suffix != ".json"}
-    _require_data(config for name, config in todo.items() if not _is_finished(places[name]))
+    _require_data(config for name, config in configs.items() if not _is_finished(places[name]))
     if jobs is None:
-        jobs = 1 if torch.cuda.is_available() else min(len(todo), os.cpu_count() or 1)
+        jobs = 1 if torch.cuda.is_available() else min(len(configs), os.cpu_count() or 1)
     broken: dict[str, str] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
-        task = bar.add_task("runs", total=len(configs), completed=len(configs) - len(todo))
+        task = bar.add_task("runs", total=len(configs))
 
         def done(name: str, problem: str) -> None:
             if problem:
@@ -141,11 +135,11 @@ def run_all(
 
         try:
             if jobs <= 1:
-                for name, config in todo.items():
+                for name, config in configs.items():
                     bar.update(task, description=name)
-                    done(name, _one(config, places[name], ledger))
+                    done(name, _one(config, places[name]))
             else:
-                _train_in_processes(todo, places, jobs, ledger, done)
+                _train_in_processes(configs, places, jobs, done)
         finally:
             _loaded.cache_clear()  # frees the memory
     if broken:
@@ -167,26 +161,17 @@ def _require_data(configs: Iterable[RunConfig]) -> None:
         data.require_files(name, root)
 
 
-def _kept(configs: Mapping[str, RunConfig], ledger: Path) -> dict[str, Path]:
-    from lpbnn.report.ledger import kept
-
-    found = {name: kept(ledger, name, config) for name, config in configs.items()}
-    return {name: path for name, path in found.items() if path is not None}
-
-
 def _train_in_processes(
     configs: Mapping[str, RunConfig],
     places: Mapping[str, Path],
     jobs: int,
-    ledger: Path | None,
     done: Callable[[str, str], None],
 ) -> None:
     threads = max(1, (os.cpu_count() or 1) // jobs) if torch.cuda.is_available() else 1
     pool = _pool(jobs, threads, min(jobs, len(configs)))
     try:
         futures: dict[Future[str], str] = {
-            pool.submit(_one, config, places[name], ledger): name
-            for name, config in configs.items()
+            pool.submit(_one, config, places[name]): name for name, config in configs.items()
         }
         for future in as_completed(futures):
             done(futures[future], future.result())
@@ -257,7 +242,7 @@ def _start(threads: int, jobs: int) -> None:
     os.environ[BESIDE] = str(max(jobs, int(os.environ.get(BESIDE, 1))))
 
 
-def _one(config: RunConfig, folder: Path, ledger: Path | None) -> str:
+def _one(config: RunConfig, folder: Path) -> str:
     """Train a run, resume a stopped one, or evaluate a finished one again if its settings changed.
 
     Returns:
@@ -273,8 +258,4 @@ def _one(config: RunConfig, folder: Path, ledger: Path | None) -> str:
         if config.compile:
             torch.compiler.reset()
         gc.collect()
-    if ledger is not None:
-        from lpbnn.report.ledger import keep
-
-        keep(folder, ledger)
     return ""

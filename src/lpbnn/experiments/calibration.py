@@ -2,7 +2,7 @@
 
 Command: ``lpbnn experiment calibration --data-root DIR`` trains Deep Ensembles, BatchEnsemble and LP-BNN
 as table1 does, prints ECE for each severity and puts the figure into the report; with
-``--from results/records.tar.xz/cifar10-fast`` it takes the runs that are kept there. The paper has no
+``--from runs/published/cifar10-fast`` it takes the runs that are kept there. The paper has no
 numbers by severity; its mean over all, cE, stands beside ours.
 """
 

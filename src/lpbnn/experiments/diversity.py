@@ -2,7 +2,7 @@
 
 Command: ``lpbnn experiment diversity`` uses the demo's settings on digits and takes about a minute on two CPU
 cores; ``--preset cifar10-fast --data-root DIR`` (or cifar10, the paper's 250 epochs) uses the settings of
-table1, ``--from results/records.tar.xz/cifar10-fast`` the published runs. The numbers are means over the
+table1, ``--from runs/published/cifar10-fast`` the published runs. The numbers are means over the
 pairs of members; corrupted sets are pooled. The report shows the members' predictions for single images.
 """
 

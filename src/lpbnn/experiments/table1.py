@@ -2,7 +2,7 @@
 
 Command: ``lpbnn experiment table1 --data-root DIR``; on one H200 a short-schedule WRN-16-4 run takes
 minutes. ``--preset cifar10 --backbone wrn-28-10`` is the paper's setting (250 epochs). Several presets and
-backbones may be given; the first seed of all is trained first. ``--from results/records.tar.xz/cifar10-fast``
+backbones may be given; the first seed of all is trained first. ``--from runs/published/cifar10-fast``
 shows the published runs.
 """
 

@@ -5,8 +5,8 @@
     print_table(comparison(folders), console)
     write_report(folders, Path("report.html"))
 
-- entries: a run as one JSON file; ``ledger``: folders of them
-- runs: run folders and kept runs, read; seeds gathered into groups
+- results: what a run folder holds, checked
+- runs: run folders, read; seeds gathered into groups
 - tables: ``Table``: plain data, mean and deviation over seeds, the best two marked; the tables
 - formats: a table in the terminal, as Markdown, LaTeX, CSV and DataFrame
 - verdict: the three sentences that open the page

@@ -21,13 +21,13 @@ from lpbnn.metrics.calibration import ReliabilityBins
 from lpbnn.metrics.selective import RiskCoverage
 from lpbnn.report import tables
 from lpbnn.report.colours import line_style, marker
-from lpbnn.report.entries import SCORES, score_quantiles
 from lpbnn.report.runs import Group, Run
 from lpbnn.report.svg import colour, drawing
 from lpbnn.report.tables import COSTS, Cell
 
 APART = 5  # quartile ranges beyond the quartiles, from which a point is far from the others
 FAR = 20  # largest over least value from which an axis is logarithmic
+QUANTILES = 201  # of the scores of a set
 SHOWN_INPUTS = 20  # of a posterior's layer
 LONGEST = 34  # letters of a name beside a chart
 SETTINGS = re.compile(r" \((.*)\)$")
@@ -327,8 +327,7 @@ def detection(groups: Sequence[Group]) -> list[Panels]:
 def score_samples(group: Group, name: str) -> tuple[np.ndarray, np.ndarray] | None:
     """Return scores of a group on the test set and on the set ``name``, every seed with equal weight.
 
-    A record that was kept without its scores has a histogram of the confidence: that gives the usual score,
-    and says nothing of a method's own.
+    Pixels have a histogram of the confidence: that gives the usual score, and says nothing of a method's own.
     """
     pairs = _scored(group, name)
     if not pairs:
@@ -348,16 +347,23 @@ def _scored(group: Group, name: str) -> list[tuple[np.ndarray, np.ndarray]]:
 
 def _scores(run: Run, where: str) -> np.ndarray | None:
     """The scores of a set as evenly spaced quantiles, so that every seed has the same weight."""
-    scores = run.arrays.get(f"{where}{SCORES}")
+    scores = run.arrays.get(f"{where}/scores")
     if scores is not None:
         return score_quantiles(scores)
-    if f"quantiles/{where}" in run.arrays:
-        return run.arrays[f"quantiles/{where}"]
     counts, edges = run.arrays.get(f"histogram/{where}"), run.arrays.get("histogram/edges")
     own = run.settings.get("method_options.score", "confidence") != "confidence"
     if counts is None or edges is None or own or not counts.sum():
         return None
     return score_quantiles(np.repeat(1 - edges[1:], counts))
+
+
+def score_quantiles(scores: np.ndarray) -> np.ndarray:
+    """Return ``QUANTILES`` evenly spaced quantiles, from the least to the largest score.
+
+    >>> score_quantiles(np.arange(1001.0))[[0, 100, 200]].tolist()
+    [0.0, 500.0, 1000.0]
+    """
+    return np.quantile(scores.astype(np.float64), np.linspace(0, 1, QUANTILES)).astype(np.float32)
 
 
 def _score_limits(parts: Sequence[np.ndarray], positive: bool) -> tuple[float, float]:

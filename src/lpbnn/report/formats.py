@@ -150,7 +150,7 @@ def frame(runs: Iterable[str | Path | RunDir | Run], per_run: bool = False) -> A
     """Runs as a pandas DataFrame: comparison, diversity and cost, a row for each method and setting.
 
     Args:
-        runs: run folders, or files that ``lpbnn keep`` wrote; several data sets are possible.
+        runs: run folders; several data sets are possible.
         per_run: a row for each run, with its seed, in place of mean and deviation over seeds.
 
     Returns:

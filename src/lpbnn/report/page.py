@@ -17,7 +17,7 @@ from rich.markup import escape
 
 from lpbnn.report import figures, gallery, tables
 from lpbnn.report.colours import COLOURS, MARKERS, assign
-from lpbnn.report.entries import fitting
+from lpbnn.report.results import fitting
 from lpbnn.report.runs import Group, Run, by_data, grouped, plural, read_runs
 from lpbnn.report.settings import made
 from lpbnn.report.tables import RULE, Column, PaperTable, Table
@@ -67,7 +67,7 @@ def write_report(
     """Write the page about some runs.
 
     Args:
-        runs: run folders, or files that ``lpbnn keep`` wrote; runs of several data sets get a part each.
+        runs: run folders; runs of several data sets get a part each.
             There may be none where there are pictures.
         out: the file; its folder is made where it is missing, an older page of that name is replaced.
         title: of the page; None names the data.

@@ -10,29 +10,14 @@ from typing import Any
 import numpy as np
 
 from lpbnn import methods
-from lpbnn.report import entries
+from lpbnn.report import results as stored
 from lpbnn.report.colours import assign
-from lpbnn.report.entries import Entry, content, is_entry
 from lpbnn.training.build import DataInfo, resolved
-from lpbnn.training.config import MAY_DIFFER, RunConfig, from_data
-from lpbnn.training.files import RunError
+from lpbnn.training.config import MAY_DIFFER, RunConfig
 from lpbnn.training.rundir import RunDir
 
 BASELINE = "mcp"  # the plain network: what costs are relative to
 WEIGHTS = "backbone_options.pretrained"
-# Options of 0.1 that records hold and no method has any more, with the value that is today's behaviour.
-REMOVED = {
-    "calibration": "none",  # of a run as it was trained
-    "method_options.anneal": 0.0,
-    "method_options.by_width": False,
-    "method_options.free_bits": 0.0,
-    "method_options.noise": "pass",
-    "method_options.pace": 1.0,
-    "method_options.reconstruct": "mean",
-    "method_options.repeat_last": 0.0,
-    "method_options.train_decoder": False,
-    "method_options.train_r": False,
-}
 
 Settings = dict[str, Any]
 
@@ -52,40 +37,31 @@ class Run:
 
     @classmethod
     def read(cls, source: "str | Path | RunDir | Run") -> "Run":
-        """From its folder or its file in a ledger; a ``RunError`` says what is wrong with it."""
+        """From its folder; a ``RunError`` says what is wrong with it."""
         if isinstance(source, Run):
             return source
-        path = source.path if isinstance(source, RunDir) else Path(source)
-        return cls.of(path, content(path))
-
-    @classmethod
-    def of(cls, path: Path, entry: Entry) -> "Run":
-        """What an entry of the ledger says."""
-        config = entry["config"]
+        folder = source if isinstance(source, RunDir) else RunDir(source)
+        config, results, data, sessions = stored.read(folder)
         method = config["method"]
-        try:
-            data = from_data(DataInfo, entry["data"])
-        except (ValueError, TypeError) as error:
-            raise RunError(f"{path} does not fit this version of lpbnn: {error}") from error
         return cls(
-            path=path,
+            path=folder.path,
             method=method,
             seed=config["seed"],
-            settings=_with_defaults(flat(config), method) | _calibration(entry["results"]),
-            results=entry["results"],
+            settings=_with_defaults(flat(config), method) | _calibration(results),
+            results=results,
             data=data,
-            sessions=entry["sessions"],
+            sessions=sessions,
         )
 
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
         """What figures are made of; empty for a run that has none."""
-        return entries.arrays(self.path)
+        return stored.arrays(RunDir(self.path))
 
     @property
     def name(self) -> str:
         """Of its folder."""
-        return self.path.stem if is_entry(self.path) else self.path.resolve().name
+        return self.path.resolve().name
 
     @property
     def title(self) -> str:
@@ -246,7 +222,7 @@ def _calibration(results: Mapping[str, Any]) -> Settings:
     """Return what ``lpbnn calibrate`` fitted, which keeps such runs apart from those as trained."""
     found = results.get("calibration")
     if not found:
-        return {}
+        return {"calibration": "none"}
     fitted = ["noise"] if found["noise_scale"] is not None else []
     fitted += [found["kind"]] if found["kind"] != "none" else []
     return {"calibration": " and ".join(fitted) or "none"}
@@ -262,21 +238,18 @@ def chosen(settings: Settings, method: str) -> list[str]:
 
     >>> chosen({"method_options.members": 8, "method_options.init_std": 0.5}, "batchensemble")
     ['method_options.members']
-    >>> chosen({"method_options.train_decoder": True, "method_options.by_width": False}, "lpbnn")
-    ['method_options.train_decoder']
     """
-    usual = REMOVED | _defaults(method)
+    usual = _defaults(method)
     options = [name for name in settings if name.startswith("method_options.")]
     return [name for name in options if settings[name] != usual.get(name)]
 
 
 def essential(settings: Settings) -> Settings:
-    """Return what makes a run what it is, without what may differ between seeds and removed options."""
+    """Return what makes a run what it is, without what may differ between seeds."""
     kept: Settings = {
         key: float(value) if type(value) is int else value  # -2 and -2.0 are one setting
         for key, value in settings.items()
         if key not in MAY_DIFFER["seeds"]
-        and not (key in REMOVED and value == REMOVED[key])  # those that were off
     }
     if kept.get(WEIGHTS):  # where the file lies says nothing of what is in it
         kept[WEIGHTS] = PurePath(kept[WEIGHTS]).name
@@ -287,11 +260,7 @@ def varying(settings: Sequence[Settings]) -> list[str]:
     """Return the names of the essential settings whose values differ."""
     telling = {name for one in settings for name in essential(one)}
     names = dict.fromkeys(name for one in settings for name in one if name in telling)
-
-    def value(one: Settings, name: str) -> Any:
-        return one.get(name, REMOVED.get(name))
-
-    return [n for n in names if any(value(one, n) != value(settings[0], n) for one in settings)]
+    return [n for n in names if any(one.get(n) != settings[0].get(n) for one in settings)]
 
 
 def described(settings: Settings, names: Iterable[str]) -> str:
@@ -302,7 +271,7 @@ def described(settings: Settings, names: Iterable[str]) -> str:
     ... )
     'lr=0.1, members=8'
     """
-    values = {n: settings.get(n, REMOVED.get(n, "default")) for n in names}
+    values = {n: settings.get(n, "default") for n in names}
     return ", ".join(f"{n.rpartition('.')[2]}={plain(value)}" for n, value in values.items())
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from lpbnn.report.entries import is_entry
 from lpbnn.report.runs import (
     Group,
     Run,
@@ -112,14 +111,13 @@ def _data(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def _again(runs: Sequence[Run]) -> str:
-    """The command that trains a run again, by the config in its folder or its file."""
+    """The command that trains a run again, by the config in its folder."""
     trained = next((run for run in runs if not run.at("train", "joined")), None)
     if trained is None:  # by lpbnn join, of other runs: their folders hold how they were trained
         return ""
     path = trained.path.resolve()
-    config = path if is_entry(path) else path / CONFIG
-    again = path.with_name(f"{trained.name}-again")
-    return shlex.join(["lpbnn", "train", "--config", _where(config), "--out", _where(again)])
+    again = path.with_name(f"{path.name}-again")
+    return shlex.join(["lpbnn", "train", "--config", _where(path / CONFIG), "--out", _where(again)])
 
 
 def _where(path: Path) -> str:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Literal
 
 from lpbnn.metric_info import HUGE, METRICS, MetricInfo
-from lpbnn.report.entries import score_meaning
 from lpbnn.report.runs import (
     BASELINE,
     Group,
@@ -683,10 +682,11 @@ def _score_notes(groups: Sequence[Group]) -> list[str]:
     """By what strange inputs are told: methods may have a measure of their own."""
     if not measured_on(groups, "ood"):
         return []
-    task = groups[0].runs[0].data.task
-    usual = f"Out-of-distribution score: {score_meaning(task, 'confidence')}"
+    regression = groups[0].runs[0].data.task == "regression"
+    usual = "1 - the largest probability of the mean prediction"
+    usual = "the predicted variance" if regression else usual
     others = [f"; {g.label} has its own ({score})" for g in groups if (score := own_score(g))]
-    return [f"{usual}{''.join(others)}."]
+    return [f"Out-of-distribution score: {usual}{''.join(others)}."]
 
 
 def own_score(group: Group) -> str | None:
