@@ -216,6 +216,8 @@ def test_batches_of_wrong_structure_are_refused(small_model: lpbnn.UncertainMode
         predict(small_model, TensorDataset(x))
     with pytest.raises(TypeError, match=r"got a list of 2. Fix: batch\[0\] of a pair"):
         predict(small_model, [x, torch.zeros(4)])
+    with pytest.raises(TypeError, match=r"(?s)arguments.*Fix: iter\(...\) for several batches"):
+        predict(small_model, x.split(1))
     for wrong in (range(3), iter(["a"]), iter([None]), np.zeros((4, 5))):
         with pytest.raises(TypeError, match="expected a tensor of inputs"):
             predict(small_model, wrong)
@@ -223,7 +225,7 @@ def test_batches_of_wrong_structure_are_refused(small_model: lpbnn.UncertainMode
 
 def test_an_error_names_the_batch_and_the_keys_of_a_mapping() -> None:
     model, x = lpbnn.build(small(), "mcp"), torch.randn(4, 5)
-    with pytest.raises(RuntimeError, match="This is batch 1, counted from 0"):
+    with pytest.raises(RuntimeError, match=r"This is batch 1, .* torch.float32 of shape \(4, 3\)"):
         predict(model, iter([x, x[:, :3]]))
     batch = {"input": x, "labels": torch.zeros(4)}
     with pytest.raises(TypeError, match="keys 'input', 'labels' are the network's keywords. Fix:"):

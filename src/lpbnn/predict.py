@@ -35,6 +35,10 @@ WAS_CUT = (
     "predict(chunk=...) cut the batch: an input whose batch is not the first dimension (an initial state) "
     "was not cut with it. Fix: predict without chunk, or with smaller batches."
 )
+ONE_CALL = (
+    "A tuple holds the arguments of one call of the network. Fix: iter(...) for several batches, batch[0] of "
+    "a pair (inputs, targets)."
+)
 # Modules that hold a model and change nothing in its predictions; torch.compile's has "_orig_mod".
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel, LossStep)
 
@@ -382,6 +386,8 @@ def predict(
                     outputs = run(*args, **kwargs)
                 except RuntimeError as error:
                     raise_with_advice(WAS_CUT if len(parts) > 1 else "", error)
+                except TypeError as error:
+                    raise_with_advice(ONE_CALL if len(args) > 1 else "", error)
                 for name, head_sums in sums.items():
                     head_sums.add(outputs[name] if isinstance(outputs, Mapping) else outputs)
                 del outputs  # before the next pass makes its own
@@ -452,6 +458,8 @@ def _append(parts: list[Prediction], part: Prediction) -> None:
 
 def _batch_advice(number: int, x: Any) -> str:
     advice = f"This is batch {number}, counted from 0."
+    if isinstance(x, Tensor):
+        advice += f" Its inputs are {x.dtype} of shape {tuple(x.shape)}."
     if isinstance(x, Mapping):
         advice += (
             f" Its keys {', '.join(map(repr, x))} are the network's keywords. Fix: a generator that leaves out "
