@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sklearn
 import torch
 from scipy import sparse
 from sklearn.calibration import CalibratedClassifierCV
@@ -130,6 +131,14 @@ def test_labels_are_of_any_kind() -> None:
     model = classifier().fit(IRIS[0], names)
     assert (model.predict(IRIS[0]) == names).mean() > 0.85
     assert model.epistemic(IRIS[0]).shape == (150,)
+
+
+def test_an_output_format_set_for_all_transformers_does_not_matter() -> None:
+    X, y = load_diabetes(return_X_y=True)
+    expected = regressor(epochs=2).fit(X, y).predict(X)
+    with sklearn.config_context(transform_output="pandas"):
+        found = regressor(epochs=2).fit(X, y).predict(X)
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_an_unfitted_estimator_says_so() -> None:

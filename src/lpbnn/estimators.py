@@ -111,7 +111,7 @@ class _Estimator(BaseEstimator):
     def _fit(self, X: np.ndarray, y: Tensor, outputs: int, strata: np.ndarray | None) -> Self:
         """Train on checked inputs; ``y`` are labels, or standardised targets."""
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self.scaler_ = StandardScaler().fit(X)
+        self.scaler_ = _scaler().fit(X)
         train, held_out = self._split(len(X), strata)
         x, y = self._inputs(X), y.to(self.device)
         with _seeded(self.seed_, self.device):
@@ -260,7 +260,7 @@ class LPBNNClassifier(ClassifierMixin, _Estimator):
         self.classes_, labels = np.unique(column_or_1d(y, warn=True), return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(
-                f"y holds one class only, {self.classes_[0]!r}: there is nothing to tell apart. "
+                f"y holds one class only, {self.classes_.tolist()[0]!r}: there is nothing to tell apart. "
                 "Fix: examples of two classes or more."
             )
         return self._fit(X, torch.as_tensor(labels), len(self.classes_), labels)
@@ -306,7 +306,7 @@ class LPBNNRegressor(RegressorMixin, _Estimator):
         X, y = validate_data(self, X, y, multi_output=True, y_numeric=True)
         self._one_target = y.ndim == 1
         columns = y.reshape(len(y), -1)
-        self.target_scaler_ = StandardScaler().fit(columns)
+        self.target_scaler_ = _scaler().fit(columns)
         scaled = torch.as_tensor(self.target_scaler_.transform(columns), dtype=torch.float32)
         return self._fit(X, scaled, 2 * columns.shape[1], None)
 
@@ -345,6 +345,11 @@ class LPBNNRegressor(RegressorMixin, _Estimator):
             members=None if p.members is None else p.members * scale + shift,
             member_variances=None if p.member_variances is None else p.member_variances * scale**2,
         )
+
+
+def _scaler() -> StandardScaler:
+    """Return a scaler of arrays, whatever sklearn.set_config(transform_output=...) makes of others."""
+    return StandardScaler().set_output(transform="default")
 
 
 @contextmanager
