@@ -88,6 +88,8 @@ def test_a_wrong_registration_is_named() -> None:
         lpbnn.register("lpbnn", mcp)
     with pytest.raises(ValueError, match=r"name='no name': expected a Python name"):
         lpbnn.register("no name", mcp)
+    with pytest.raises(TypeError, match=r"expected a module, got str. Fix: import it"):
+        lpbnn.register("mine", "mine")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"empty has no Config and no build. A method is"):
         lpbnn.register("empty", ModuleType("empty"))
     lost = ModuleType("lost")

@@ -55,8 +55,12 @@ def register(name: str, module: ModuleType) -> None:
         True
         >>> del _registered["plain"]
     """
+    if not isinstance(module, ModuleType):
+        raise TypeError(
+            f"expected a module, got {type(module).__name__}. Fix: import it, and give the module itself."
+        )
     known = _modules()
-    if not name.isidentifier() or known.get(name, module.__name__) != module.__name__:
+    if not str(name).isidentifier() or known.get(name, module.__name__) != module.__name__:
         taken = f" {known[name]} has it." if name in known else ""
         raise ValueError(f"name={name!r}: expected a Python name that no method has.{taken}")
     _require_contract(module)
