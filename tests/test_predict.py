@@ -472,8 +472,8 @@ def test_memory_for_probabilities_does_not_grow_with_the_map(
     model = lpbnn.build(nn.Conv2d(3, 8, 1), "mcp", task="segmentation")
     with PeakMemory() as meter:
         outputs = torch.randn(4, 1, 8, 128, 128)
-        sums = module.MemberSums(model, model.likelihood, keep=False)
-        sums.add(outputs)
+        sums = module.MemberSums(model.likelihood, keep=False)
+        sums.add(outputs, model.ood_score)
         sums.finish()
     result = (8 + 3) * 128 * 128 * 4  # probabilities, two uncertainties and the score
     assert meter.peak - outputs.nbytes < 2.1 * result

@@ -1,6 +1,5 @@
 """Seeded draws: from generators of their own, so that threads do not disturb each other."""
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -122,20 +121,6 @@ class RepeatedDraws(TorchFunctionMode):
             found = self.recorded[key]
         in_place = getattr(func, "__name__", "").endswith("_")
         return args[0].copy_(found) if in_place else found
-
-
-def private_draws(
-    seed: int | None, generator: torch.Generator | None = None
-) -> AbstractContextManager[Any]:
-    """Return a block of seeded draws; without seed and generator, one in which nothing is changed.
-
-    Args:
-        seed: of the draws.
-        generator: the seed is drawn from it instead.
-    """
-    if generator is not None:
-        seed = seed_from(generator, seed)
-    return nullcontext() if seed is None else PrivateDraws(seed)
 
 
 def seed_from(generator: torch.Generator, seed: int | None = None) -> int:

@@ -29,9 +29,8 @@ from lpbnn.likelihoods import MultiHead
 from lpbnn.members.call import as_call, batch_size, is_batched
 from lpbnn.model import UncertainModel
 from lpbnn.predict import (
+    MemberSums,
     Prediction,
-    StripSums,
-    evaluating,
     predict,
     seeded_passes,
     to_device,
@@ -136,14 +135,14 @@ class PredictionGraph(nn.Module):
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         args, kwargs = prepared(self.rebuild(tensors), self.prepare)
         likelihood = self.model.likelihood
-        heads = likelihood.heads if isinstance(likelihood, MultiHead) else {"": likelihood}
-        sums = {name: StripSums(head, keep=False) for name, head in heads.items()}
+        heads = likelihood.heads
+        sums = {name: MemberSums(head, keep=False) for name, head in heads.items()}
         with self.draws:
             for run in self.runs:
                 outputs = run(*args, **kwargs)
                 for name, head in heads.items():
                     own = outputs[name] if isinstance(outputs, Mapping) else outputs
-                    sums[name].add(head.summary(own), self.model.ood_score(own))
+                    sums[name].add_summary(head.summary(own), self.model.ood_score(own))
         found = {name: head_sums.finish() for name, head_sums in sums.items()}
         named = self.answers(found if isinstance(likelihood, MultiHead) else found[""])
         return tuple(named.values())
@@ -326,7 +325,7 @@ def to_onnx(
     args, kwargs = prepared(inputs.rebuild(tensors), prepare)
     width, _ = model.chunk_sizes(batch_size(args, kwargs), samples, None)
     dynamic = tuple({0: Dim("batch")} if moves else {} for moves in inputs.moves)
-    with evaluating(model), torch.no_grad(), quiet():
+    with model.evaluating(), torch.no_grad(), quiet():
         draws = RepeatedDraws()
         runs = list(seeded_passes(model, samples, width, seed))
         graph = PredictionGraph(model, runs, inputs.rebuild, prepare, answers, draws).eval()

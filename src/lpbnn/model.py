@@ -4,7 +4,7 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import reduce
 from operator import add
 from typing import Any, Self
@@ -57,16 +57,19 @@ class Turns:
         self._running = Counter[int]()  # by thread: how many blocks of ``shared`` it is in
         self._alone: int | None = None
         self._waiting = 0
+        # The modes that modules get back when the last of the threads in ``evaluating`` leaves it.
+        self._modes: dict[nn.Module, bool] = {}
+        self._evaluating = 0
 
     def __reduce__(self) -> Any:
         return Turns, ()  # nobody runs a copy
 
-    def shared(self) -> AbstractContextManager[None]:
-        """Return a block that other threads may be in, too, but none that is ``alone``."""
-        return nullcontext() if torch.compiler.is_compiling() else self._shared()
-
     @contextmanager
-    def _shared(self) -> Iterator[None]:
+    def shared(self) -> Iterator[None]:
+        """Return a block that other threads may be in, too, but none that is ``alone``."""
+        if torch.compiler.is_compiling():
+            yield
+            return
         me = threading.get_ident()
 
         def may_enter() -> bool:
@@ -107,6 +110,31 @@ class Turns:
             with self._changed:
                 self._alone = None
                 self._changed.notify_all()
+
+    @contextmanager
+    def evaluating(self, model: nn.Module) -> Iterator[None]:
+        """Return a ``shared`` block in which the model is in evaluation mode.
+
+        The first of several threads sets the mode; the last gives every module its own mode back.
+        """
+        with self.shared():
+            with self._changed:
+                if not self._modes:
+                    modes = {module: module.training for module in model.modules()}
+                    if any(modes.values()):  # setting flags is slow, and seldom needed
+                        self._modes = modes
+                        model.eval()
+                counts = bool(self._modes)
+                self._evaluating += counts
+            try:
+                yield
+            finally:
+                with self._changed:
+                    self._evaluating -= counts
+                    if counts and not self._evaluating:
+                        modes, self._modes = self._modes, {}
+                        for module, mode in modes.items():
+                            module.training = mode
 
 
 class WideBuffers(nn.Module):
@@ -206,6 +234,13 @@ class UncertainModel(WideBuffers):
         outputs = self.outputs(*args, **kwargs)
         require_row_weights(weight, tree_leaves(outputs)[0].shape[1])
         return total(**self.likelihood.nll_terms(*member_rows(outputs, y, weight)))
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Return a block in which the model is in evaluation mode; after it modules have their own modes.
+
+        Several threads may be in such blocks.
+        """
+        return self.turns.evaluating(self)
 
     def passes(self, samples: int, width: int) -> Iterator[Pass]:
         """Yield functions of the inputs that each run up to ``width`` members, fixed while in use.

@@ -1,14 +1,12 @@
 """Prediction: average what the members say, and measure how much they disagree."""
 
 import math
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
 from lpbnn.convert.wrapper import Wrapper
-from lpbnn.draws import private_draws, seed_from
+from lpbnn.draws import PrivateDraws, seed_from
 from lpbnn.extras import missing
 from lpbnn.likelihoods import Categorical, Likelihood, MultiHead, Summary
 from lpbnn.members.call import Call, as_call
@@ -272,8 +270,8 @@ class Prediction:
                 f"expected outputs of members (S, B, ...), got {tuple(outputs.shape)}. Fix: "
                 "outputs[None] for a single network."
             )
-        sums = StripSums(likelihood, keep_members)
-        sums.add(likelihood.summary(outputs), None)
+        sums = MemberSums(likelihood, keep_members)
+        sums.add_summary(likelihood.summary(outputs), None)
         return flag_not_finite(sums.finish(), None, allow_not_finite)
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -344,13 +342,17 @@ def predict(
         >>> tuple(p.probs.shape), tuple(p.members.shape), tuple(p.epistemic.shape)
         ((5, 3), (4, 5, 3), (5,))
     """
+    if generator is not None:
+        seed = seed_from(generator, seed)
     if holds_batches(x):
-        keep = bool(keep_members)
-        options: dict[str, Any] = {"samples": samples, "chunk": chunk, "keep_members": keep}
-        options["allow_not_finite"] = allow_not_finite
-        if generator is not None:  # one seed for all batches: the members are the same networks
-            seed = seed_from(generator, seed)
-        return _predict_batches(unwrap(model), x, progress, {**options, "seed": seed})
+        options: dict[str, Any] = {
+            "samples": samples,
+            "chunk": chunk,
+            "keep_members": bool(keep_members),
+            "seed": seed,  # one for all batches: the members are the same networks
+            "allow_not_finite": allow_not_finite,
+        }
+        return _predict_batches(unwrap(model), x, progress, options)
     if isinstance(x, Dataset):
         raise TypeError(
             f"expected inputs or batches of them; got a data set, {type(x).__name__}. Fix: "
@@ -361,44 +363,39 @@ def predict(
             f"expected inputs, or batches of them; got a list of {len(x)}. Fix: batch[0] of a pair (inputs, "
             "targets); tuple(...) for several arguments of the network; iter(...) for several batches."
         )
-    keep_members = keep_members is not False
     model = unwrap(model)
     samples = at_least_one("samples", samples)
     chunk = None if chunk is None else at_least_one("chunk", chunk)
+    keep = keep_members is not False
     call = Call(*as_call(x))
     bad = not_finite(call)
     if bad is not None and not allow_not_finite:
         raise _not_finite_error("inputs", bad)
     width, step = model.chunk_sizes(call.batch, samples, chunk)
-    likelihood = model.likelihood
-    heads = likelihood.heads
-    with evaluating(model), torch.no_grad():
+    heads = model.likelihood.heads
+    with model.evaluating(), torch.no_grad():
         calls = [call] if step >= call.batch else _cut(model, call, step)
-        parts = [
-            (part, {name: MemberSums(model, head, keep_members) for name, head in heads.items()})
-            for part in calls
-        ]
-        for run in seeded_passes(model, samples, width, seed, generator):
-            for part, sums in parts:
+        sums = {name: [MemberSums(head, keep) for _ in calls] for name, head in heads.items()}
+        for run in seeded_passes(model, samples, width, seed):
+            for i, part in enumerate(calls):
                 # A network may change its inputs in place, and the next pass needs them as they are.
                 args, kwargs = part.copy()
                 try:
                     outputs = run(*args, **kwargs)
                 except RuntimeError as error:
-                    raise_with_advice(WAS_CUT if len(parts) > 1 else "", error)
+                    raise_with_advice(WAS_CUT if len(calls) > 1 else "", error)
                 except TypeError as error:
                     raise_with_advice(ONE_CALL if len(args) > 1 else "", error)
-                for name, head_sums in sums.items():
-                    head_sums.add(outputs[name] if isinstance(outputs, Mapping) else outputs)
-                del outputs  # before the next pass makes its own
-    found = {
-        name: flag_not_finite(
-            merge([sums[name].finish() for _, sums in parts]), bad, allow_not_finite
-        )
-        for name in heads
-    }
+                for name in heads:
+                    head = outputs[name] if isinstance(outputs, Mapping) else outputs
+                    sums[name][i].add(head, model.ood_score)
+                outputs = head = None  # before the next pass makes its own
+    found = {}
+    for name, parts in sums.items():
+        prediction = merge([part.finish() for part in parts])
+        found[name] = flag_not_finite(prediction, bad, allow_not_finite)
     # The annotation is for the usual case, one head: a type checker cannot tell the two apart.
-    return found if isinstance(likelihood, MultiHead) else found[""]  # type: ignore[return-value]
+    return found if isinstance(model.likelihood, MultiHead) else found[""]  # type: ignore[return-value]
 
 
 def _predict_batches(
@@ -537,46 +534,12 @@ def _cut(model: UncertainModel, call: Call, step: int) -> list[Call]:
 
 
 class MemberSums:
-    """Sums over members for one part of the batch and one head; of a map with many pixels, in strips.
-
-    The probabilities of one member for a street scene, and what they are computed through, would take more
-    memory than the network itself.
-    """
-
-    def __init__(self, model: UncertainModel, likelihood: Likelihood, keep: bool) -> None:
-        self.model, self.likelihood, self.keep = model, likelihood, keep
-        # The base class's score is one number for a whole map.
-        by_cell = type(likelihood).ood_score is not Likelihood.ood_score
-        self.in_strips = likelihood.cellwise and by_cell and likelihood.dim == 1 and not keep
-        self.strips: list[StripSums] = []
-        self.dim = 0
-
-    def add(self, outputs: Tensor) -> None:
-        """Add outputs (s, b, ...) of members."""
-        strips: tuple[Tensor, ...] = (outputs,)
-        if self.in_strips and outputs.dim() > 3:
-            self.dim = 3 - outputs.dim()  # the height of a map, counted from the end
-            count = -(-outputs[0].numel() // AT_ONCE)
-            strips = outputs.split(-(-outputs.shape[3] // count), 3)
-        for i, strip in enumerate(strips):
-            if i == len(self.strips):
-                self.strips.append(StripSums(self.likelihood, self.keep))
-            # The probabilities of all members for every pixel would be most of the memory.
-            few = max(1, AT_ONCE // max(1, strip[0].numel()))
-            for members in strip.split(few):
-                summary = self.likelihood.summary(members)
-                self.strips[i].add(summary, self.model.ood_score(members))
-
-    def finish(self) -> Prediction:
-        """Return the prediction for whole maps."""
-        return merge([strip.finish() for strip in self.strips], self.dim)
-
-
-class StripSums:
-    """Running sums over members; the members themselves only if they are to be kept.
+    """Running sums over members, for one part of the batch and one head; the members only if they are kept.
 
     Probabilities and entropies are plain sums until ``finish``. Values with variances are running means,
-    by Welford's update, so that a large mean does not drown the variance.
+    by Welford's update, so that a large mean does not drown the variance. A map with many pixels is summed
+    in strips, each with sums of its own: the probabilities of one member for a street scene, and what they
+    are computed through, would take more memory than the network itself.
     """
 
     def __init__(self, likelihood: Likelihood, keep: bool) -> None:
@@ -584,9 +547,33 @@ class StripSums:
         self.kept: list[Summary] = []
         self.mean = self.within = self.between = torch.zeros(())
         self.own: Tensor | None = None  # sum of the method's own scores
+        self.strips: list[MemberSums] = []
+        self.dim = 0  # along which the strips lie
 
-    def add(self, summary: Summary, own: Tensor | None) -> None:
-        """Add members: their summary, and their OOD scores (s, b, ...) if the method has its own."""
+    def add(self, outputs: Tensor, score: Callable[[Tensor], Tensor | None]) -> None:
+        """Add members by their outputs (s, b, ...).
+
+        Args:
+            outputs: of the members.
+            score: the method's own score of outputs, (s, b, ...); None if it has none.
+        """
+        likelihood, sums, strips = self.likelihood, [self], (outputs,)
+        count = -(-outputs[0].numel() // AT_ONCE)
+        # The base class's score is one number for a whole map.
+        by_cell = likelihood.cellwise and type(likelihood).ood_score is not Likelihood.ood_score
+        if count > 1 and by_cell and likelihood.dim == 1 and outputs.dim() > 3 and not self.keep:
+            self.dim = 3 - outputs.dim()  # the height, counted from the end
+            strips = outputs.split(-(-outputs.shape[3] // count), 3)
+            self.strips = self.strips or [MemberSums(likelihood, False) for _ in strips]
+            sums = self.strips
+        for own, strip in zip(sums, strips, strict=True):
+            # The probabilities of all members for every pixel would be most of the memory.
+            few = max(1, AT_ONCE // max(1, strip[0].numel()))
+            for members in strip.split(few):
+                own.add_summary(likelihood.summary(members), score(members))
+
+    def add_summary(self, summary: Summary, own: Tensor | None) -> None:
+        """Add members by their summary, and their own OOD scores (s, b, ...) if the method has any."""
         if own is not None:
             self.own = own.sum(0) if self.own is None else self.own + own.sum(0)
         if self.keep:
@@ -609,6 +596,8 @@ class StripSums:
 
     def finish(self) -> Prediction:
         """Return the prediction of the members added."""
+        if self.strips:
+            return merge([strip.finish() for strip in self.strips], self.dim)
         likelihood, mean, within = self.likelihood, self.mean, self.within
         if likelihood.information:
             if self.count > 1:
@@ -656,71 +645,25 @@ def merge(parts: list[Prediction], dim: int = 0) -> Prediction:
     return Prediction(**joined)
 
 
-# Held while training flags are set: threads would take each other's for the user's.
-MODE_LOCK = threading.Lock()
-_EVALUATING = WeakKeyDictionary[nn.Module, "_Modes"]()
-
-
-@dataclass
-class _Modes:
-    """The modes that the modules of a model get back, and how many threads are predicting with it."""
-
-    before: dict[nn.Module, bool]
-    threads: int = 0
-
-
-@contextmanager
-def evaluating(model: UncertainModel) -> Iterator[None]:
-    """Put a model in evaluation mode inside the block, and every module back in its own mode after it.
-
-    Of several threads in such blocks the first sets the mode and the last gives it back.
-    """
-    with model.turns.shared(), _evaluation_mode(model):
-        yield
-
-
-@contextmanager
-def _evaluation_mode(model: UncertainModel) -> Iterator[None]:
-    with MODE_LOCK:
-        modes = _EVALUATING.get(model)
-        if modes is None:
-            modes = _Modes({module: module.training for module in model.modules()})
-            if any(modes.before.values()):  # setting flags is slow, and seldom needed
-                model.eval()
-                _EVALUATING[model] = modes
-        modes.threads += 1
-    try:
-        yield
-    finally:
-        with MODE_LOCK:
-            modes.threads -= 1
-            if not modes.threads and _EVALUATING.get(model) is modes:
-                del _EVALUATING[model]
-                for module, mode in modes.before.items():
-                    module.training = mode
-
-
 def seeded_passes(
-    model: UncertainModel,
-    samples: int,
-    width: int,
-    seed: int | None,
-    generator: torch.Generator | None = None,
+    model: UncertainModel, samples: int, width: int, seed: int | None
 ) -> Iterator[Pass]:
     """Yield ``model.passes(samples, width)``; what they draw comes from private generators, if seeded."""
-    draws, passes = private_draws(seed, generator), model.passes(samples, width)
-    lazy = (
-        model.stochastic and type(model).passes is UncertainModel.passes
-    )  # drawn in the call itself
+    passes = model.passes(samples, width)
+    if seed is None:
+        yield from passes
+        return
+    draws = PrivateDraws(seed)
+    drawn_when_called = model.stochastic and type(model).passes is UncertainModel.passes
     while True:
         with draws:
             run = next(passes, None)
         if run is None:
             return
-        yield partial(_call_within, draws, run) if lazy else run
+        yield partial(_call_within, draws, run) if drawn_when_called else run
 
 
-def _call_within(draws: AbstractContextManager[Any], run: Pass, *args: Any, **kwargs: Any) -> Any:
+def _call_within(draws: PrivateDraws, run: Pass, *args: Any, **kwargs: Any) -> Any:
     with draws:
         return run(*args, **kwargs)
 

@@ -18,7 +18,7 @@ from lpbnn.likelihoods import (
 )
 from lpbnn.members.call import as_call, batch_size, copy_tensors
 from lpbnn.model import Outputs, UncertainModel, at_least_one
-from lpbnn.predict import evaluating, seeded_passes, to_device
+from lpbnn.predict import seeded_passes, to_device
 
 CELLS_PER_EXAMPLE = 2000  # pixels of one map that take part in a fit
 
@@ -72,7 +72,7 @@ def member_outputs(model: UncertainModel, x: Any, samples: int, seed: int | None
     args, kwargs = as_call(x)
     width, _ = model.chunk_sizes(batch_size(args, kwargs), samples, None)
     parts = []
-    with evaluating(model), torch.no_grad():
+    with model.evaluating(), torch.no_grad():
         for run in seeded_passes(model, samples, width, seed):
             part_args, part_kwargs = copy_tensors((args, kwargs))
             parts.append(tree_map(torch.clone, run(*part_args, **part_kwargs)))

@@ -66,7 +66,6 @@ from lpbnn.methods._options import (
     Range,
 )
 from lpbnn.model import Terms, UncertainModel, total
-from lpbnn.predict import evaluating
 from lpbnn.rank_one.factors import full_precision
 
 Score = Literal["kernel", "confidence"]
@@ -222,7 +221,7 @@ class DUQ(UncertainModel):
             return
         (x, y, weight), self._batch = self._batch, None  # a copy of the model has no data
         args, kwargs = as_call(x)
-        with evaluating(self):
+        with self.evaluating():
             embedded = self.embed(*args, **kwargs)
         if y.is_floating_point():
             members = y.to(embedded.dtype)

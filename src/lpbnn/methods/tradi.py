@@ -61,7 +61,7 @@ from lpbnn.likelihoods import at_least_float32
 from lpbnn.members.call import as_call, batch_size, copy_tensors
 from lpbnn.methods._options import Count, NonNegative, Options, Positive
 from lpbnn.model import NotFittedWarning, Outputs, Pass, UncertainModel, WideBuffers, stack_members
-from lpbnn.predict import evaluating, inputs_of
+from lpbnn.predict import inputs_of
 
 ONE_THREAD = threading.RLock()  # functional_call replaces the network's tensors while it runs
 UNTRACKED = (
@@ -299,7 +299,7 @@ class TRADI(UncertainModel):
         """Set the drawn running statistics to averages over all examples; return their number."""
         momenta, seen = [norm.momentum for norm in norms], 0
         try:
-            with evaluating(self):
+            with self.evaluating():
                 for norm in norms:
                     norm.train()
                 for batch in batches:

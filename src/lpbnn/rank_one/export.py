@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lpbnn.convert.convert import undo as undo_conversion
-from lpbnn.draws import private_draws
+from lpbnn.draws import PrivateDraws
 from lpbnn.kernels.row_norm import restore_batch_norms
 from lpbnn.likelihoods import Scaling, take_scalings
 from lpbnn.members.partial import remove_expansion_hooks
@@ -70,7 +70,7 @@ def freeze(model: nn.Module, *, samples: int = 1, seed: int = 0) -> FrozenEnsemb
     """
     ensemble = _require_rank_one(model)
     samples = at_least_one("samples", samples) if ensemble.stochastic else 1
-    with private_draws(seed), torch.no_grad():
+    with PrivateDraws(seed), torch.no_grad():
         sampled = ensemble.sample(samples)
     net = _copy(ensemble.net)
     layers = [module for module in net.modules() if isinstance(module, RankOneLayer)]

@@ -9,7 +9,6 @@ from lpbnn import registry
 from lpbnn.data import Augment, Dataset, Splits
 from lpbnn.data.corruptions.generate import SMALLEST_SIDE
 from lpbnn.model import UncertainModel
-from lpbnn.predict import evaluating
 from lpbnn.training.build import DataInfo
 from lpbnn.training.config import EvalConfig, RunConfig
 from lpbnn.training.files import RunError
@@ -152,7 +151,7 @@ def check_network(model: UncertainModel, config: RunConfig, splits: Splits, info
         sides = zip(window, shape[1:], strict=True)  # the test pictures are whole
         shape = (shape[0], *(min(*both, TRIED) for both in sides))
     try:
-        with evaluating(model), torch.random.fork_rng(devices=[]), torch.no_grad():
+        with model.evaluating(), torch.random.fork_rng(devices=[]), torch.no_grad():
             # Noise, not zeros: a model also compares its fast path with the reference at its first batch.
             noise = torch.Generator().manual_seed(0)
             outputs = model(torch.randn(EXAMPLES, *shape, generator=noise))
