@@ -1,9 +1,5 @@
-"""Three processes (here: threads), one without a batch, find what one finds, to the last bit."""
+"""What is counted of predictions: pixels that count, draws, histograms."""
 
-import copy
-import json
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -16,112 +12,12 @@ from lpbnn.predict import Prediction
 from lpbnn.training import RunConfig
 from lpbnn.training.build import DataInfo, build_model
 from lpbnn.training.config import EvalConfig
-from lpbnn.training.distributed import Ranks
 from lpbnn.training.evaluator import (
     HISTOGRAM_BINS,
-    Evaluator,
-    NotFinite,
-    Predictor,
     SegmentationEvaluator,
     make_evaluator,
 )
 from lpbnn.training.loop import fit
-
-WORLD = 3
-RUNS: dict[str, tuple[RunConfig, dict[str, int]]] = {
-    "classes": (RunConfig("batchensemble", evaluate=EvalConfig(batch_size=300)), {}),
-    "pixels": (
-        RunConfig(
-            "batchensemble",
-            {"include": "decoder.*"},
-            "deeplab-resnet18",
-            {"width": 4, "channels": 8},
-            "street-scenes",
-            evaluate=EvalConfig(batch_size=2),
-        ),
-        {"train": 2, "val": 2, "test": 4},
-    ),
-    "numbers": (
-        RunConfig(
-            "batchensemble", backbone="mlp", data="diabetes", evaluate=EvalConfig(batch_size=50)
-        ),
-        {},
-    ),
-}
-
-
-class Threads(Ranks):
-    """A process that is a thread."""
-
-    def __init__(self, rank: int, meeting: threading.Barrier, given: dict[int, Any]) -> None:
-        self.rank, self.world, self.meeting, self.given = rank, WORLD, meeting, given
-
-    def gather(self, mine: Any) -> list[Any]:
-        self.given[self.rank] = mine
-        self.meeting.wait()
-        return [self.given[rank] for rank in range(WORLD)]
-
-
-def found(evaluator: Evaluator) -> str:
-    """Everything that comes of a evaluator, exactly."""
-    parts = [
-        evaluator.metrics(),
-        evaluator.totals.compute(),
-        evaluator.totals.histogram.tolist(),
-        int(evaluator.totals.examples),
-    ]
-    for _, rows in sorted(evaluator.rows.items()):
-        parts += [(name, values.tolist()) for name, values in rows.items()]
-    if isinstance(evaluator, SegmentationEvaluator):
-        parts.append(evaluator.detection())
-    if (diversity := getattr(evaluator, "diversity", None)) is not None:
-        parts.append(diversity.compute())
-    return json.dumps(parts)
-
-
-@pytest.mark.parametrize("kind", RUNS)
-def test_shares_make_the_whole(kind: str) -> None:
-    config, options = RUNS[kind]
-    splits = data.load(config.data, **options)
-    info, device = DataInfo.of(splits), torch.device("cpu")
-    model = build_model(config, info)
-    meeting, given = threading.Barrier(WORLD, timeout=60), {}
-
-    def measured(predictor: Predictor) -> str:
-        evaluator = make_evaluator(info, device, True, predictor.members)
-        return found(predictor.over(splits.test, evaluator))
-
-    def share(rank: int) -> str:
-        predictor = Predictor(copy.deepcopy(model), info, config)
-        predictor.ranks = Threads(rank, meeting, given)
-        return measured(predictor)
-
-    alone = Predictor(model, info, config)
-    batches = -(-len(splits.test) // alone.batch_size)
-    assert batches == WORLD - 1  # the last one sees nothing
-    whole = measured(alone)
-    with ThreadPoolExecutor(WORLD) as pool:
-        assert list(pool.map(share, range(WORLD))) == [whole] * WORLD
-
-
-def test_a_share_that_is_no_number_is_seen_by_all() -> None:
-    config, _ = RUNS["classes"]
-    splits = data.load("digits")
-    info, device = DataInfo.of(splits), torch.device("cpu")
-    meeting, given = threading.Barrier(WORLD, timeout=60), {}
-
-    def share(rank: int) -> Evaluator:
-        model = build_model(config, info)
-        if rank == 1:
-            torch.nn.init.constant_(next(model.parameters()), torch.nan)
-        predictor = Predictor(model, info, config)
-        predictor.ranks = Threads(rank, meeting, given)
-        return predictor.over(splits.test, make_evaluator(info, device))
-
-    with ThreadPoolExecutor(WORLD) as pool:
-        for evaluator in pool.map(share, range(WORLD)):
-            with pytest.raises(NotFinite, match="the model has diverged"):
-                evaluator.metrics()
 
 
 def test_a_validation_draws_each_member_once() -> None:
@@ -164,9 +60,8 @@ def pixels(is_ood: bool = False) -> tuple[SegmentationEvaluator, list[Prediction
 def fed(
     evaluator: SegmentationEvaluator, predictions: list[Prediction], labels: list[Tensor]
 ) -> Any:
-    for number, (prediction, targets) in enumerate(zip(predictions, labels, strict=True)):
-        evaluator.add(number, prediction, targets)
-    evaluator.merge(Ranks())
+    for prediction, targets in zip(predictions, labels, strict=True):
+        evaluator.add(prediction, targets)
     return evaluator.totals.compute(), evaluator.totals.histogram.tolist()
 
 
@@ -215,26 +110,10 @@ def test_pixels_of_no_class_are_not_to_be_detected() -> None:
     assert counted == [every - void - ood, ood]
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 0, 1)])
-def test_sums_and_rows_are_in_the_order_of_the_data(order: tuple[int, ...]) -> None:
-    """Whichever batch came first: floating-point sums depend on their order."""
-    info = DataInfo.of(data.load("digits"))
-    evaluator = make_evaluator(info, torch.device("cpu"))
-    for number in order:
-        size = (1e16, 1.0, -1e16)[number]
-        probs = torch.full((1, info.num_classes), 1 / info.num_classes)
-        parts = torch.tensor([size]), torch.tensor([0.0]), torch.tensor([float(number)])
-        evaluator.add(number, Prediction("classification", probs, *parts), torch.tensor([0]))
-    evaluator.merge(Ranks())
-    in_order = torch.tensor([1e16, 1.0, -1e16]).double().cumsum(0)[-1]
-    assert float(evaluator.totals.uncertainty[0]) == float(in_order)
-    assert evaluator.all_rows("scores").tolist() == [0.0, 1.0, 2.0]
-
-
 def test_a_certain_class_is_in_the_last_bin() -> None:
     info = DataInfo.of(data.load("digits"))
     evaluator = make_evaluator(info, torch.device("cpu"))
     zeros = torch.zeros(2)
     probs = torch.eye(info.num_classes)[:2]
-    evaluator.add(0, Prediction("classification", probs, zeros, zeros, zeros), torch.tensor([0, 1]))
+    evaluator.add(Prediction("classification", probs, zeros, zeros, zeros), torch.tensor([0, 1]))
     assert evaluator.totals.histogram.tolist() == [0] * (HISTOGRAM_BINS - 1) + [2]

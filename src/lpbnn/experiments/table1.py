@@ -76,8 +76,8 @@ class Config(SuiteOptions):
     corruption_images: int | None = None
     """Number of test images to corrupt; None: all."""
     corruption_root: str | None = None
-    """Folder with the published CIFAR-C files, or for generated ones; with presets of several data
-    sets, its subfolders cifar10 and cifar100."""
+    """Folder of the published CIFAR-10-C or CIFAR-100-C files; with presets of both data sets, of folders
+    cifar10 and cifar100. None generates the sets."""
     frost: str | None = None
     """Folder of the published frost images; None: procedural frost."""
 

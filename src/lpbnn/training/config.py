@@ -149,7 +149,7 @@ class EvalConfig:
     """The 15 corruptions; image classification only."""
     severities: tuple[Severity, ...] = (1, 2, 3, 4, 5)
     corruption_root: str | None = None
-    """A folder of published CIFAR-C files, or one in which generated sets are kept; None: neither."""
+    """The folder of the published CIFAR-10-C or CIFAR-100-C files; None generates the sets."""
     corruption_images: PositiveInt | None = None
     """Only the first so many test images are corrupted; None: all."""
     frost: str | None = None

@@ -128,20 +128,16 @@ def _precision(config: RunConfig, accelerator: str, mixed: Any) -> dict[str, Any
 class Ranks:
     """This process among those of a run; without a fabric it is the only one.
 
-    ``gather``, ``agree`` and ``wait`` are collectives: every process has to call them, or the others wait.
+    Its methods are collectives: every process has to call them, or the others wait.
 
     >>> ranks = Ranks()
-    >>> list(ranks.share(3)), ranks.gather("mine"), ranks.agree(True)
-    ([0, 1, 2], ['mine'], True)
+    >>> ranks.gather("mine"), ranks.agree(True)
+    (['mine'], True)
     """
 
     def __init__(self, fabric: "Fabric | None" = None) -> None:
         self.rank = 0 if fabric is None else fabric.global_rank
         self.world = 1 if fabric is None else fabric.world_size
-
-    def share(self, count: int) -> range:
-        """Return which of ``count`` pieces of work are this process's: every ``world``-th."""
-        return range(self.rank, count, self.world)
 
     def gather(self, mine: T) -> list[T]:
         """Return what every process gives, in the order of the ranks; tensors should be on the CPU."""
@@ -154,10 +150,6 @@ class Ranks:
     def agree(self, ok: bool) -> bool:
         """Return True if all processes say so."""
         return all(self.gather(ok))
-
-    def wait(self) -> None:
-        """Wait until all processes are here."""
-        self.gather(None)
 
     def rank_zero(self, work: Callable[[], T]) -> T:
         """Return the result of work that rank 0 does alone; its ``RunError`` reaches every process."""

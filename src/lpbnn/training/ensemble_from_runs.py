@@ -82,8 +82,6 @@ def ensemble_from_runs(
     early = "stopped before anything was written. Start it again the same way."
     with ending_well(fabric, lambda: early):
         found = measured(model, splits, config, fabric, _training(members))
-    if not fabric.is_global_zero:
-        return {}
     here = environment(fabric.device, fabric.world_size)
     beside = max(here["beside"], *(member.session.get("beside", 1) for member in members))
     with target.locked():

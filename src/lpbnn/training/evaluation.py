@@ -11,8 +11,6 @@ same data can be laid side by side.
 
 import math
 import time
-from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,22 +19,14 @@ import torch
 from torch import Tensor
 
 from lpbnn.data import Dataset, Examples, Splits
-from lpbnn.data.corruptions import (
-    CORRUPTIONS,
-    Archive,
-    CorruptedSet,
-    cached,
-    corrupt,
-    read_official,
-)
-from lpbnn.data.corruptions.generate import frost_kind
+from lpbnn.data.corruptions import CORRUPTIONS, Published, corrupt
 from lpbnn.metrics import DetectionMetrics, DiversityMetrics, corruption_means
 from lpbnn.model import UncertainModel
 from lpbnn.rank_one.posterior import posterior
 from lpbnn.training import checkpoint
 from lpbnn.training.build import DataInfo
-from lpbnn.training.config import EvalConfig, RunConfig
-from lpbnn.training.distributed import Ranks, launch
+from lpbnn.training.config import RunConfig
+from lpbnn.training.distributed import launch
 from lpbnn.training.environment import (
     device_name,
     memory_kind,
@@ -48,7 +38,6 @@ from lpbnn.training.evaluator import (
     HISTOGRAM_BINS,
     ClassificationEvaluator,
     Evaluator,
-    NotFinite,
     Predictor,
     RegressionEvaluator,
     SegmentationEvaluator,
@@ -81,9 +70,7 @@ class Evaluation(NamedTuple):
 def evaluate(
     model: UncertainModel, splits: Splits, config: RunConfig, fabric: "Fabric | None" = None
 ) -> Evaluation:
-    """Measure a model as ``config.evaluate`` says.
-
-    Several processes share the batches; each returns the same numbers, which are those of one process.
+    """Measure a model, in one process, as ``config.evaluate`` says.
 
     Args:
         fabric: that of a run, which has been checked; None checks the settings and launches one.
@@ -104,8 +91,7 @@ def evaluate(
     if config.channels_last:  # as training leaves it: a run that was read back is measured alike
         checkpoint.channels_last(model)
     predictor = Predictor(model, info, config, fabric)
-    # First: it also warms the device up. The other processes leave rank 0 the machine.
-    cost = predictor.ranks.rank_zero(lambda: _cost(predictor, splits))
+    cost = _cost(predictor, splits)  # first: it also warms the device up
     room = len(splits.test) * info.outputs <= KEPT_NUMBERS
     own = make_evaluator(info, device, room, predictor.members)
     test = predictor.over(splits.test, own)
@@ -197,35 +183,35 @@ def _curves(evaluator: RegressionEvaluator, data: Examples, where: str) -> Array
     return {f"{where}/{name}": _numpy(part) for name, part in zip(names, parts, strict=True)}
 
 
-class _Found(NamedTuple):
-    """The results of one corrupted set, without its images."""
-
-    number: int
-    made: CorruptedSet
-    metrics: dict[str, float]
-    error: str
-
-
 def corruption_results(predictor: Predictor, splits: Splits) -> dict[str, Any]:
-    """Return the metrics of every set, their means by severity and over all, and the members' diversity.
-
-    Processes share the sets: each is made and measured by one of them.
-    """
-    settings = predictor.settings
+    """Return the metrics of every set, their means by severity and over all, and the members' diversity."""
+    settings, root = predictor.settings, predictor.settings.corruption_root
     count = min(settings.corruption_images or len(splits.test), len(splits.test))
     test = splits.test.take(slice(count)).to(predictor.device)
-    found, diversity = _measured_sets(predictor, test)
+    published = None if root is None else Published(Path(root), test.targets)
+    agreement = DiversityMetrics(predictor.members, **ALONE) if predictor.members > 1 else None
     sets: dict[str, dict[str, dict[str, float]]] = {}
-    for one in found:
-        sets.setdefault(one.made.name, {})[str(one.made.severity)] = one.metrics
-    everything = [one.metrics for one in found]
-    origin = found[-1].made.origin
-    frost = next((one.made.frost for one in found if one.made.frost), frost_kind(settings.frost))
+    for name in CORRUPTIONS:
+        sets[name] = {}
+        for level in settings.severities:
+            if published is None:
+                images = corrupt(test.inputs, name, level, SEED, settings.frost)
+            else:
+                images = published.read(name, level)
+            evaluator = ClassificationEvaluator(
+                predictor.info, predictor.device, members=predictor.members
+            )
+            predictor.over(Dataset(images, test.targets), evaluator)
+            sets[name][str(level)] = evaluator.metrics()
+            if agreement is not None and evaluator.diversity is not None:
+                agreement.merge_state(evaluator.diversity)
+    everything = [metrics for levels in sets.values() for metrics in levels.values()]
+    generated = "procedural" if settings.frost is None else "pictures"
     return {
         **corruption_means(everything),
         **{key: _mean([found[key] for found in everything]) for key in ("nll", "brier")},
-        "origin": origin,
-        "frost": None if origin == "official" else frost,
+        "origin": "generated" if published is None else "official",
+        "frost": generated if published is None else None,
         "images": count,
         "severities": {
             str(level): {
@@ -235,72 +221,8 @@ def corruption_results(predictor: Predictor, splits: Splits) -> dict[str, Any]:
             for level in settings.severities
         },
         "sets": sets,
-        "diversity": None if diversity is None else diversity.compute(),
+        "diversity": None if agreement is None else agreement.compute(),
     }
-
-
-def _measured_sets(
-    predictor: Predictor, test: Dataset
-) -> tuple[list[_Found], DiversityMetrics | None]:
-    """Return every set's numbers, in order, and one count of the members' agreement over all sets."""
-    mine: list[_Found] = []
-    agreement = DiversityMetrics(predictor.members, **ALONE) if predictor.members > 1 else None
-    for number, made in _sets(test, predictor.settings, predictor.ranks):
-        evaluator = ClassificationEvaluator(
-            predictor.info, predictor.device, members=predictor.members
-        )
-        predictor.over(Dataset(made.images, test.targets), evaluator, alone=True)
-        metrics, error = {}, ""
-        try:
-            metrics = evaluator.metrics()
-        except NotFinite as problem:  # all processes have to learn of it
-            error = str(problem)
-        mine.append(_Found(number, made._replace(images=torch.empty(0)), metrics, error))
-        if agreement is not None and evaluator.diversity is not None:
-            agreement.merge_state(evaluator.diversity)
-    everyone = predictor.ranks.gather((mine, agreement))
-    found = sorted((one for part, _ in everyone for one in part), key=lambda one: one.number)
-    if error := next((one.error for one in found if one.error), ""):
-        raise NotFinite(error)
-    _, whole = everyone[0]
-    for _, part in everyone[1:]:
-        if whole is not None and part is not None:
-            whole.merge_state(part)
-    return found, whole
-
-
-def _sets(test: Dataset, settings: EvalConfig, ranks: Ranks) -> Iterator[tuple[int, CorruptedSet]]:
-    """Yield the sets of this process and their numbers."""
-    root = settings.corruption_root
-    archive = None if root is None else _archive(test, settings, Path(root), ranks)
-    names = CORRUPTIONS if archive is None else archive.names
-    order = list(product(names, settings.severities))
-    for number in ranks.share(len(order)):
-        name, level = order[number]
-        if archive is None:
-            images = corrupt(test.inputs, name, level, SEED, settings.frost)
-            yield number, CorruptedSet(name, level, images, "generated")
-        else:
-            yield number, archive.read(name, level)
-
-
-def _archive(test: Dataset, settings: EvalConfig, root: Path, ranks: Ranks) -> Archive:
-    """Return the published files in ``root`` if it has them, otherwise those generated there."""
-    published = (root / f"{CORRUPTIONS[0]}.npy").is_file() and not any(root.glob("*.json"))
-    if not published:
-        ranks.wait()  # nobody writes before all have looked
-        recipe = (test.inputs, root, test.targets, SEED, settings.frost)
-        if ranks.world > 1:  # each makes its share of the files
-            cached(*recipe, names=[CORRUPTIONS[i] for i in ranks.share(len(CORRUPTIONS))])
-            ranks.wait()
-        return cached(*recipe)
-    archive = read_official(root, len(test))
-    if archive.labels is None or not torch.equal(archive.labels, test.targets.cpu()):
-        raise ValueError(
-            f"{root} holds labels that are not those of the first {len(test)} test images: it is "
-            "another data set's. Fix: give the folder of this one (CIFAR-10-C or CIFAR-100-C)."
-        )
-    return archive
 
 
 def _mean(values: list[float]) -> float:
@@ -315,7 +237,7 @@ def _cost(predictor: Predictor, splits: Splits) -> dict[str, Any]:
     for _ in range(2):
         reset_peak_memory(device)
         started = time.perf_counter()
-        predictor.over(timed, Evaluator(predictor.info, device), alone=True)
+        predictor.over(timed, Evaluator(predictor.info, device))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds = time.perf_counter() - started

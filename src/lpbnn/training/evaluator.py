@@ -1,9 +1,7 @@
 """One pass over a data set: predictions in batches, and what is counted of them in bounded memory.
 
 Every batch is predicted with the same seed, so the members are the same networks from the first example to
-the last, and measuring twice gives the same numbers. Processes may share the batches: each then has exactly
-what one process would have found, to the last bit. Counts are integers, numbers of single examples are put
-in the order of the batches, and sums of real numbers are added up in that order.
+the last, and measuring twice gives the same numbers.
 """
 
 import math
@@ -12,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from lpbnn.data import Examples
 from lpbnn.data.augment import Normalise, batch_indices
@@ -29,7 +26,6 @@ from lpbnn.model import UncertainModel
 from lpbnn.predict import Prediction, predict
 from lpbnn.training.build import DataInfo
 from lpbnn.training.config import RunConfig
-from lpbnn.training.distributed import Ranks
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -43,7 +39,7 @@ def _never() -> bool:
     return False
 
 
-# Evaluators merge by themselves: a metric that also waited for the other processes would wait for ever.
+# One process measures: a metric that waited for the others would wait for ever.
 ALONE: dict[str, Any] = {"distributed_available_fn": _never}
 
 
@@ -104,23 +100,13 @@ class Evaluator:
     def __init__(self, info: DataInfo, device: torch.device) -> None:
         self.info, self.device = info, device
         self.totals = Totals(**ALONE).to(device)
-        self.counted: dict[str, StreamingMetric] = {"totals": self.totals}
-        self.sums: dict[int, dict[str, Tensor]] = {}  # of real numbers, by the number of the batch
-        self.rows: dict[
-            int, dict[str, Tensor]
-        ] = {}  # of single examples, by the number of the batch
+        self.rows: list[dict[str, Tensor]] = []  # of single examples, by batch
 
-    def add(self, number: int, prediction: Prediction, targets: Tensor) -> None:
-        """Add the batch that is the ``number``-th of the data set."""
+    def add(self, prediction: Prediction, targets: Tensor) -> None:
+        """Add a batch."""
         self.totals.update(prediction, self.valid(targets))
         self.update(prediction, targets)
-        self.rows[number] = self.rows_of(prediction)
-        self.sums[number] = {}
-        for key, metric in self.counted.items():
-            for name, state in metric.metric_state.items():
-                if isinstance(state, Tensor) and state.is_floating_point():
-                    self.sums[number][f"{key}/{name}"] = state
-                    setattr(metric, name, torch.zeros_like(state))
+        self.rows.append(self.rows_of(prediction))
 
     def valid(self, targets: Tensor) -> Tensor | None:
         """Return which pixels count; None if every example does."""
@@ -133,29 +119,9 @@ class Evaluator:
         """Return what is kept of every example."""
         return {"scores": prediction.ood_score.float()}
 
-    def merge(self, ranks: Ranks) -> None:
-        """Take in what all processes have seen; called once, after the last batch."""
-        if ranks.world > 1:
-            states = {key: metric.metric_state for key, metric in self.counted.items()}
-            mine = tree_map_only(Tensor, Tensor.cpu, (states, self.sums, self.rows))
-            for rank, seen in enumerate(ranks.gather(mine)):
-                if rank != ranks.rank:
-                    states, sums, rows = tree_map_only(Tensor, self._here, seen)
-                    self.sums |= sums
-                    self.rows |= rows
-                    for key, state in states.items():
-                        self.counted[key].merge_state(state)
-        for _, sums in sorted(self.sums.items()):
-            for where, part in sums.items():
-                key, name = where.split("/")
-                setattr(self.counted[key], name, getattr(self.counted[key], name) + part)
-
-    def _here(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.device)
-
     def all_rows(self, name: str, dim: int = 0) -> Tensor:
         """Return the numbers of single examples, in the order of the data."""
-        return torch.cat([rows[name] for _, rows in sorted(self.rows.items())], dim)
+        return torch.cat([rows[name] for rows in self.rows], dim)
 
     def check(self) -> None:
         """Raise ``NotFinite`` if a prediction was no number."""
@@ -185,11 +151,9 @@ class ClassificationEvaluator(Evaluator):
         super().__init__(info, device)
         self.keep, self.needs_members = keep, members > 1
         self.classes = ClassificationMetrics(**ALONE).to(device)
-        self.counted["classes"] = self.classes
         self.diversity: DiversityMetrics | None = None
         if members > 1:
             self.diversity = DiversityMetrics(members, **ALONE).to(device)
-            self.counted["diversity"] = self.diversity
 
     def rows_of(self, prediction: Prediction) -> dict[str, Tensor]:
         probs = {"probs": prediction.probs.float()} if self.keep else {}
@@ -214,7 +178,6 @@ class RegressionEvaluator(Evaluator):
     def __init__(self, info: DataInfo, device: torch.device) -> None:
         super().__init__(info, device)
         self.numbers = RegressionMetrics(**ALONE).to(device)
-        self.counted["numbers"] = self.numbers
 
     def rows_of(self, prediction: Prediction) -> dict[str, Tensor]:
         """Return the scores, and (3, N, K): mean, aleatoric and epistemic deviation."""
@@ -254,9 +217,6 @@ class SegmentationEvaluator(Evaluator):
         self.overlap = MeanIoU(info.num_classes, ignore_index=ignored, **ALONE).to(device)
         self.by_image = ImageDetectionMetrics(**ALONE).to(device)
         self.pooled = PooledDetectionMetrics(**ALONE).to(device)
-        self.counted |= {"classes": self.classes, "overlap": self.overlap}
-        if info.ood_index is not None:
-            self.counted |= {"by_image": self.by_image, "pooled": self.pooled}
 
     def valid(self, targets: Tensor) -> Tensor:
         return kept(targets, self.uncounted)
@@ -306,7 +266,7 @@ class Predictor:
 
     Args:
         config: the seed of the draws, the layout of the images, and ``config.evaluate``.
-        fabric: device and precision, and the processes that share the batches; None: the CPU in float32.
+        fabric: device and precision; None: the CPU in float32.
         samples: draws of each member; None for those of the config.
     """
 
@@ -320,7 +280,7 @@ class Predictor:
         fabric: "Fabric | None" = None,
         samples: int | None = None,
     ) -> None:
-        self.model, self.info, self.seed, self.ranks = model, info, config.seed, Ranks(fabric)
+        self.model, self.info, self.seed = model, info, config.seed
         self.device = torch.device("cpu") if fabric is None else fabric.device
         self.autocast = nullcontext if fabric is None else fabric.autocast
         self.settings = config.evaluate
@@ -352,16 +312,9 @@ class Predictor:
         pixels = math.prod(self.info.shape[1:])
         return max(1, min(self.settings.batch_size, PIXELS_AT_ONCE // pixels))
 
-    def over(self, data: Examples, evaluator: E, alone: bool = False) -> E:
-        """Add predictions for all of ``data`` to ``evaluator``, and return it.
-
-        Processes share the batches, and each ends with the whole; ``alone``, this one predicts all.
-        """
-        ranks = Ranks() if alone else self.ranks
+    def over(self, data: Examples, evaluator: E) -> E:
+        """Add predictions for all of ``data`` to ``evaluator``, and return it."""
         parts = batch_indices(len(data), self.batch_size)
-        mine = ranks.share(len(parts))
-        stream = data.to(self.device).stream([parts[number] for number in mine])
-        for number, (x, y) in zip(mine, stream, strict=True):
-            evaluator.add(number, self(x, keep_members=evaluator.needs_members), y)
-        evaluator.merge(ranks)
+        for x, y in data.to(self.device).stream(parts):
+            evaluator.add(self(x, keep_members=evaluator.needs_members), y)
         return evaluator

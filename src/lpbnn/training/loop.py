@@ -8,7 +8,7 @@ Losses are summed on the device and looked at every ``LOOK_EVERY`` steps, as far
 nothing waits for the device before the end of an epoch.
 
 Several processes see the same joint batches, a share each, and agree at the end of every epoch on the
-statistics of rank 0's share, on whether to go on, and on the validation. Rank 0 alone writes.
+statistics of rank 0's share and on whether to go on. Rank 0 alone validates and writes.
 """
 
 import math
@@ -209,6 +209,9 @@ class _Loop:
         due = every and len(self.splits.val) and ((epoch + 1) % every == 0 or last)
         if not due:
             return {}
+        return self.ranks.rank_zero(self.validated)
+
+    def validated(self) -> dict[str, float] | None:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", NotFittedWarning)  # after_fit is still to come

@@ -7,6 +7,7 @@ import torch
 
 from lpbnn import registry
 from lpbnn.data import Augment, Dataset, Splits
+from lpbnn.data.corruptions import require_files
 from lpbnn.data.corruptions.generate import SMALLEST_SIDE
 from lpbnn.model import UncertainModel
 from lpbnn.training.build import DataInfo
@@ -120,13 +121,7 @@ def check_corruptions(settings: EvalConfig, info: DataInfo) -> None:
             "pictures. Fix: correct the path, or leave it out for procedural frost."
         )
     if settings.corruption_root:
-        root = Path(settings.corruption_root).absolute()
-        there = next(path for path in (root, *root.parents) if path.exists())
-        if not there.is_dir():
-            raise ValueError(
-                f"evaluate.corruption_root is {settings.corruption_root!r}, which is no folder and cannot "
-                f"become one: {there} is a file. Fix: correct the path, or leave it out."
-            )
+        require_files(Path(settings.corruption_root))
 
 
 def check_network(model: UncertainModel, config: RunConfig, splits: Splits, info: DataInfo) -> None:

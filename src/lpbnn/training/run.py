@@ -56,8 +56,7 @@ def run(
         splits: the data, where it is at hand; otherwise the config says what to load.
         trust: import the modules that the folder's own config names (MODULE:NAME).
 
-    With several processes, all train and measure, rank 0 alone writes; the others return an empty
-    dictionary.
+    With several processes, all train; rank 0 measures and writes, the others return an empty dictionary.
 
     >>> import tempfile
     >>> config = RunConfig("mcp", backbone="mlp", epochs=1, device="cpu", progress=False)
@@ -108,15 +107,16 @@ def _run(
     if planned != "fresh":
         target.require_data(info)
     if planned == "finished":  # trained already, but measured otherwise
-        return _measure_again(target, config, splits, fabric)
+        return _measure_again(target, config, splits, fabric) if fabric.is_global_zero else {}
     model = build_model(config, info)
     preflight(model, config, splits, info, fabric.world_size)
     ranks.rank_zero(begin)
     training = fit(model, splits, config, fabric, target, resume=planned == "resume")
+    if not fabric.is_global_zero:
+        return {}
     over = "training is over, the evaluation was stopped. Resume with: lpbnn train --resume"
     with ending_well(fabric, lambda: f"{over} {target.path}"):
-        if fabric.is_global_zero:
-            target.save_weights(model)
+        target.save_weights(model)
         return measure(target, model, splits, config, fabric, _train_results(training, config))
 
 
@@ -245,8 +245,6 @@ def measure(
         **known: further entries of ``results.json``.
     """
     found = measured(model, splits, config, fabric, train)
-    if not fabric.is_global_zero:
-        return {}
     target.write_arrays(found.arrays)
     target.write_results({**found.results, **known})
     return target.results()

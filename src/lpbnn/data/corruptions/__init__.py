@@ -10,7 +10,7 @@ work too; each family's file says how its parameters adapt.
     weather.py  snow frost fog
     digital.py  brightness contrast elastic_transform pixelate jpeg_compression
 
-    generate.py corrupt one batch    archive.py read and write their folders
+    generate.py corrupt one batch    published.py read the published files
     ops.py      draws, borders, filters as matrices
 
 Severity is the published order, not always more changed pixels: elastic_transform trades a falling
@@ -18,24 +18,7 @@ affine part for a rising local one, frost dims the image as it adds ice, and gla
 glass_blur 4 scattered.
 """
 
-from lpbnn.data.corruptions.archive import Archive, cached, read_official
-from lpbnn.data.corruptions.generate import (
-    CORRUPTIONS,
-    SEVERITIES,
-    VERSION,
-    CorruptedSet,
-    FrostKind,
-    corrupt,
-)
+from lpbnn.data.corruptions.generate import CORRUPTIONS, SEVERITIES, VERSION, corrupt
+from lpbnn.data.corruptions.published import Published, require_files
 
-__all__ = [
-    "CORRUPTIONS",
-    "SEVERITIES",
-    "VERSION",
-    "Archive",
-    "CorruptedSet",
-    "FrostKind",
-    "cached",
-    "corrupt",
-    "read_official",
-]
+__all__ = ["CORRUPTIONS", "SEVERITIES", "VERSION", "Published", "corrupt", "require_files"]

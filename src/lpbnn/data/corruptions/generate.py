@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +22,6 @@ from lpbnn.registry import unknown
 VERSION = 1  # raised whenever the same seed would give other images
 SEVERITIES = (1, 2, 3, 4, 5)
 SMALLEST_SIDE = 8
-FrostKind = Literal["procedural", "pictures"]
 
 TABLE: dict[str, Corruption] = {
     **noise.FAMILY,
@@ -33,28 +31,6 @@ TABLE: dict[str, Corruption] = {
 }
 CORRUPTIONS: tuple[str, ...] = tuple(TABLE)
 """The fifteen names, in the published order and spelled as the published files."""
-
-
-class CorruptedSet(NamedTuple):
-    """One of the 75: its images and where they come from, to be printed with every number.
-
-    `frost` is None for the fourteen corruptions that are not frost.
-    """
-
-    name: str
-    severity: int
-    images: Tensor
-    origin: Literal["official", "generated"]
-    frost: FrostKind | None = None
-
-
-def frost_kind(frost: str | Path | None) -> FrostKind:
-    """Return the kind of the `frost` argument: a folder of pictures, or procedural if None.
-
-    >>> frost_kind(None)
-    'procedural'
-    """
-    return "procedural" if frost is None else "pictures"
 
 
 def check(images: Tensor, name: str, severity: int) -> None:
