@@ -10,7 +10,6 @@ from torch.nn.utils import parametrizations
 
 import lpbnn
 from lpbnn import backbones
-from lpbnn.convert.checks import Filters, describe_unconverted, find_bare_matrices
 
 
 class Reader(nn.Module):
@@ -118,8 +117,9 @@ def test_a_network_that_holds_matrices_itself_is_named_by_all_of_them() -> None:
             self.u, self.v = nn.Parameter(torch.ones(4, 8)), nn.Parameter(torch.ones(8, 4))
             self.head = nn.Linear(4, 2)
 
-    net = LowRank()
-    message = describe_unconverted(net, *find_bare_matrices(net), Filters())
+    with pytest.warns(UserWarning, match="cannot be converted") as caught:
+        lpbnn.build(LowRank(), "batchensemble")
+    message = str(caught[0].message)
     assert "u (LowRank), v (LowRank) cannot be converted and keep 89 %" in message
     assert "tables of positions or queries" in message
     assert "exclude=['u', 'v']" in message

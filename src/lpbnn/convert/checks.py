@@ -1,23 +1,22 @@
-"""Which layers are converted: filters choose them, and those that would go wrong are refused by name."""
+"""What a network has to convert, and which layers a conversion refuses by name."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
+from lpbnn.convert.attention import PROJECTIONS
 from lpbnn.convert.recurrent import SplitRecurrent
 from lpbnn.convert.transposed import computes_linear, is_transposed_linear
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 SUPPORTED: tuple[type[nn.Module], ...] = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
-NOTICEABLE = 0.1  # share of the weights above which a user is told that they are not converted
-NAMED = 3  # modules in the message
 # Norms that may keep running statistics.
 RUNNING_NORMS: tuple[type[nn.Module], ...] = (
     nn.BatchNorm1d,
@@ -41,12 +40,14 @@ Filter = Pattern | Sequence[Pattern] | None
 _REGISTRY = frozenset(vars(nn.Module()))  # torch's own dictionaries
 
 
-class Candidate(NamedTuple):
+@dataclass
+class Candidate:
     """A module that a filter can choose, with every path it has (the first one names it)."""
 
     paths: list[str]
     module: nn.Module  # for a projection of nn.MultiheadAttention: the attention
     size: int = 0  # numbers in its weight matrices, if it is no layer
+    left: str = ""  # why a filter leaves it; empty if it is chosen
 
     def matches(self, pattern: Pattern) -> bool:
         """Return True if a pattern means this module; a path also means everything below it."""
@@ -62,59 +63,77 @@ class Candidate(NamedTuple):
         return isinstance(self.module, pattern)
 
 
-def is_convertible(module: nn.Module) -> bool:
-    """Return True for a layer that can be converted, or whose projections can."""
-    return isinstance(module, (*SUPPORTED, nn.MultiheadAttention)) or is_transposed_linear(module)
-
-
-class Filters:
-    """The two filters of a conversion.
+@dataclass
+class NetworkFacts:
+    """What a conversion must know of a network.
 
     Args:
-        include: path globs, layer types, or a list of both; None: everything.
-        exclude: the same; None: nothing.
-
-    Example:
-        >>> filters = Filters(include="decoder", exclude=nn.Conv2d)
-        >>> filters.reason_to_leave(Candidate(["decoder.0"], nn.Conv2d(3, 3, 1)))
-        'excluded'
-        >>> filters.reason_to_leave(Candidate(["encoder.0"], nn.Linear(3, 3)))
-        'not included'
+        layers: the layers that can be chosen, by first path; attention stands for its four projections.
+        bare: other modules with weight matrices.
+        matrices: numbers in all weight matrices; embeddings and norms do not count.
+        hidden: modules that are also held in a plain attribute, a list or a bound method, by id.
+        time_first: modules whose rows are time steps, by path.
     """
 
-    def __init__(self, include: Filter = None, exclude: Filter = None) -> None:
-        self.all = include is None
-        self.include = [] if include is None else as_patterns(include)
-        self.exclude = [] if exclude is None else as_patterns(exclude)
-
-    def reason_to_leave(self, candidate: Candidate) -> str:
-        """Return why a module is not converted; empty if it is."""
-        if not self.all and not any(map(candidate.matches, self.include)):
-            return "not included"
-        return "excluded" if any(map(candidate.matches, self.exclude)) else ""
-
-    def find_idle(
-        self, layers: Sequence[Candidate], others: Sequence[Candidate]
-    ) -> tuple[str, Pattern] | None:
-        """Return the first pattern that matches nothing, after the name of its filter."""
-        named = (("include", self.include, layers), ("exclude", self.exclude, [*layers, *others]))
-        for name, patterns, candidates in named:
-            for pattern in patterns:
-                if not any(candidate.matches(pattern) for candidate in candidates):
-                    return name, pattern
-        return None
+    layers: dict[str, Candidate] = field(default_factory=dict)
+    bare: list[Candidate] = field(default_factory=list)
+    matrices: int = 0
+    hidden: dict[int, str] = field(default_factory=dict)
+    time_first: dict[str, nn.Module] = field(default_factory=dict)
 
 
-def as_patterns(given: Pattern | Sequence[Pattern]) -> list[Pattern]:
-    """Return a filter as a list of patterns."""
-    patterns: list[Pattern] = [given] if isinstance(given, str | type) else list(given)
-    for pattern in patterns:
-        if not isinstance(pattern, str | type):
-            raise TypeError(
-                f"a filter is a path glob or a layer type; got {pattern!r}. "
-                "Example: include=['decoder.*', nn.Conv2d]."
-            )
-    return patterns
+def inspect_network(net: nn.Module) -> NetworkFacts:
+    """Collect the facts about a network in one walk over its modules.
+
+    Example:
+        >>> list(inspect_network(nn.TransformerEncoderLayer(8, 2)).layers)[:5]
+        ['self_attn.q_proj', 'self_attn.k_proj', 'self_attn.v_proj', 'self_attn.out_proj', 'linear1']
+    """
+    facts = NetworkFacts()
+    candidates: dict[tuple[int, str], Candidate] = {}
+    seen: set[int] = set()  # modules and parameters, by id
+    layer = None  # the path, with its dot, of the layer whose own parts come next
+    for path, module in net.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        inside = layer is not None and path.startswith(layer)
+        attention = isinstance(module, nn.MultiheadAttention)
+        supported = attention or isinstance(module, SUPPORTED) or is_transposed_linear(module)
+        if supported and not inside:
+            inside, layer = True, prefix
+            parts = PROJECTIONS if attention else ("",)
+            for part in parts if path else ():  # the network itself has no parent to replace it in
+                candidate = candidates.setdefault((id(module), part), Candidate([], module))
+                candidate.paths.append(prefix + part if part else path)
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        if getattr(module, "batch_first", True) is False and not isinstance(module, SplitRecurrent):
+            facts.time_first[path] = module  # SplitRecurrent turns its input around
+        for name, value in vars(module).items():
+            for leaf in () if name in _REGISTRY else tree_leaves(value):
+                held = getattr(leaf, "__self__", leaf)
+                if isinstance(held, nn.Module) and held is not module:
+                    facts.hidden[id(held)] = prefix + name
+        if isinstance(module, WITHOUT_MATRICES):
+            continue
+        paths, size = [path] if path else [], 0
+        for name, parameter in module.named_parameters(recurse=False):
+            if is_matrix(parameter) and id(parameter) not in seen:
+                seen.add(id(parameter))
+                size += parameter.numel()
+                paths.append(prefix + name)
+        facts.matrices += size
+        if size and not inside:
+            facts.bare.append(Candidate(paths, module, size))
+    facts.layers = {candidate.paths[0]: candidate for candidate in candidates.values()}
+    return facts
+
+
+def is_matrix(parameter: Tensor) -> bool:
+    """Return True if a parameter multiplies vectors: no bias, no scale, no row (1, ...)."""
+    if isinstance(parameter, UninitializedParameter) or parameter.dim() < 2:
+        return False
+    return parameter.shape[0] > 1 and math.prod(parameter.shape) > parameter.shape[0]
 
 
 def widths(layer: nn.Module) -> tuple[int, int]:
@@ -132,16 +151,22 @@ def widths(layer: nn.Module) -> tuple[int, int]:
     raise TypeError(f"{type(layer).__name__} cannot be converted; these can: {supported}.")
 
 
-def refuse_unconvertible(
-    net: nn.Module, path: str, module: nn.Module, hidden: dict[int, str]
-) -> None:
+def refuse_unconvertible(path: str, module: nn.Module, facts: NetworkFacts) -> None:
     """Raise an error that names the layer if a conversion would not do what it says."""
-    # Its projections are layers by our making.
+    # The projections of an attention are layers of our making: all are left out at once.
     attention = isinstance(module, nn.MultiheadAttention)
     out = f"{path.rpartition('.')[0]}.*" if attention else path
     fix = f"Leave it out with exclude={out!r}."
-    if any(isinstance(p, UninitializedParameter) for p in module.parameters()):
-        raise ValueError(f"{path!r} is lazy and has no shape yet. Run one batch through it first.")
+    for name, tensor in module.named_parameters():
+        if isinstance(tensor, UninitializedParameter):
+            raise ValueError(
+                f"{path!r} is lazy and has no shape yet. Run one batch through it first."
+            )
+        if tensor.is_floating_point() and not tensor.is_meta and not torch.isfinite(tensor).all():
+            raise ValueError(
+                f"{path}.{name} holds NaN or infinity; a conversion would spread it over every "
+                "member. Load finite weights first."
+            )
     if attention and (
         type(module) is not nn.MultiheadAttention
         or module.bias_k is not None
@@ -152,22 +177,15 @@ def refuse_unconvertible(
         )
     if "bias" in getattr(module, "parametrizations", {}) or "bias_orig" in module._parameters:
         raise ValueError(f"{path!r} has a parametrised bias, and every member needs its own. {fix}")
-    for outer, parent in ancestors(net, path):
-        time_first = getattr(parent, "batch_first", True) is False
-        if time_first and not isinstance(parent, SplitRecurrent):  # that turns its input around
+    for outer, parent in facts.time_first.items():
+        if not outer or path.startswith(f"{outer}."):
             raise ValueError(
                 f"{path!r} is inside {outer!r}, a {type(parent).__name__} with batch_first=False: its "
                 f"rows are time steps and not examples. Build it with batch_first=True. {fix}"
             )
-    for name, tensor in module.named_parameters(recurse=False):
-        if tensor.is_floating_point() and not tensor.is_meta and not torch.isfinite(tensor).all():
-            raise ValueError(
-                f"{path}.{name} holds NaN or infinity; a conversion would spread it over every "
-                "member. Load finite weights first."
-            )
-    if id(module) in hidden:
+    if id(module) in facts.hidden:
         raise ValueError(
-            f"{path!r} is also kept in the plain attribute {hidden[id(module)]!r}, where it cannot be "
+            f"{path!r} is also kept in the plain attribute {facts.hidden[id(module)]!r}, where it cannot be "
             f"replaced. Use nn.ModuleList or nn.ModuleDict there. {fix}"
         )
     if is_transposed_linear(module):
@@ -175,27 +193,11 @@ def refuse_unconvertible(
             raise ValueError(
                 f"{path!r} is a {type(module).__name__} with a forward of its own, which is not x W + b. {fix}"
             )
-        return
-    plain = attention or type(module) in SUPPORTED
-    if not plain and not _adds_its_bias_last(module):
+    elif not attention and type(module) not in SUPPORTED and not _adds_its_bias_last(module):
         raise ValueError(
             f"{path!r} is a {type(module).__name__} with a forward of its own that does more than add its "
             f"bias, and every member needs a bias. {fix}"
         )
-
-
-def find_hidden_references(net: nn.Module) -> dict[int, str]:
-    """Return modules that are also held in a plain attribute, a list or a bound method, by id."""
-    found: dict[int, str] = {}
-    for path, owner in net.named_modules():
-        for name, value in vars(owner).items():
-            if name in _REGISTRY:
-                continue
-            for leaf in tree_leaves(value):
-                held = getattr(leaf, "__self__", leaf)
-                if isinstance(held, nn.Module) and held is not owner:
-                    found[id(held)] = join(path, name)
-    return found
 
 
 def _adds_its_bias_last(layer: nn.Module) -> bool:
@@ -257,91 +259,3 @@ def _input_shape(layer: nn.Module) -> list[int]:
         sizes = zip(layer.kernel_size, layer.dilation, strict=True)  # type: ignore[arg-type]
         shape += [2 * (size - 1) * dilation + 2 for size, dilation in sizes]
     return shape
-
-
-def ancestors(net: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules around a layer with their paths, the network itself first."""
-    parts = path.split(".")
-    for depth in range(len(parts)):
-        outer = ".".join(parts[:depth])
-        yield outer, net.get_submodule(outer)
-
-
-def join(path: str, name: str) -> str:
-    """Return the path of a part of the module at ``path``; the network itself has the path \"\"."""
-    return f"{path}.{name}" if path else name
-
-
-def describe_unconverted(
-    net: nn.Module, total: int, bare: list[Candidate], filters: Filters
-) -> str:
-    """Return a message about weights that no conversion reaches and nobody excluded; empty if they are few.
-
-    Args:
-        net: the network.
-        total: numbers in all of its weight matrices.
-        bare: the modules with matrices that are no layers (``find_bare_matrices``).
-        filters: the user's choice of layers.
-
-    Example:
-        >>> net = nn.ModuleDict({"rnn": nn.LSTM(4, 8), "head": nn.Linear(8, 2)})
-        >>> print(describe_unconverted(net, *find_bare_matrices(net), Filters()))
-        rnn (LSTM) cannot be converted and keeps 96 % of the weights ...
-        >>> describe_unconverted(net, *find_bare_matrices(net), Filters(exclude="rnn"))
-        ''
-    """
-    kept = [candidate for candidate in bare if not filters.reason_to_leave(candidate)]
-    share = sum(candidate.size for candidate in kept) / max(1, total)
-    if share < NOTICEABLE:
-        return ""
-    kept.sort(key=lambda candidate: -candidate.size)
-    # The network itself has no path: it is named by its matrices.
-    named = {
-        path: type(candidate.module).__name__
-        for candidate in kept
-        for path in candidate.paths[: None if candidate.module is net else 1]
-    }
-    listed = [f"{path} ({kind})" for path, kind in named.items()]
-    more = f" and {len(listed) - NAMED} more" if len(listed) > NAMED else ""
-    recurrent = any(isinstance(candidate.module, nn.RNNBase) for candidate in kept)
-    split = " Fix for recurrent layers: lpbnn.split_recurrent(net) first." if recurrent else ""
-    return (
-        f"{', '.join(listed[:NAMED])}{more} cannot be converted and {'keep' if listed[1:] else 'keeps'} "
-        f"{share * 100:.0f} % of the weights of {type(net).__name__} as they are, the same for every "
-        f"member. If that is intended (tables of positions or queries), say so: exclude={list(named)}. "
-        f"Layers that multiply examples are converted: {', '.join(k.__name__ for k in SUPPORTED[:3])}, ..."
-        f"{split}"
-    )
-
-
-def find_bare_matrices(net: nn.Module) -> tuple[int, list[Candidate]]:
-    """Return the numbers in all weight matrices, and the modules with matrices that are no layers.
-
-    A module is found by its path and by those of its matrices. Embeddings and norms do not count.
-    """
-    total, bare = 0, []
-    seen: set[int] = set()
-    layer = None  # the one whose own parts come next
-    for path, module in net.named_modules():
-        inside = layer is not None and path.startswith(layer)
-        if not inside and is_convertible(module):
-            inside, layer = True, f"{path}." if path else ""
-        if isinstance(module, WITHOUT_MATRICES):
-            continue
-        paths, size = [path] if path else [], 0
-        for name, parameter in module.named_parameters(recurse=False):
-            if is_matrix(parameter) and id(parameter) not in seen:
-                seen.add(id(parameter))
-                size += parameter.numel()
-                paths.append(join(path, name))
-        total += size
-        if size and not inside:
-            bare.append(Candidate(paths, module, size))
-    return total, bare
-
-
-def is_matrix(parameter: Tensor) -> bool:
-    """Return True if a parameter multiplies vectors: no bias, no scale, no row (1, ...)."""
-    if isinstance(parameter, UninitializedParameter) or parameter.dim() < 2:
-        return False
-    return parameter.shape[0] > 1 and math.prod(parameter.shape) > parameter.shape[0]

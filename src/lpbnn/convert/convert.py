@@ -5,24 +5,28 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from lpbnn.convert.attention import PROJECTIONS, SplitAttention
+from lpbnn.convert.attention import SplitAttention
 from lpbnn.convert.checks import (
     SUPPORTED,
     Candidate,
     Filter,
-    Filters,
-    ancestors,
-    describe_unconverted,
-    find_bare_matrices,
-    find_hidden_references,
-    is_convertible,
-    join,
+    NetworkFacts,
+    Pattern,
+    inspect_network,
     refuse_unconvertible,
 )
 from lpbnn.convert.recurrent import SplitRecurrent
 from lpbnn.convert.transposed import is_transposed_linear, replace_by_linear, restore_origin
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.registry import did_you_mean
+
+NOTICEABLE = 0.1  # share of the weights above which a user is told that they are not converted
+NAMED = 3  # modules in the message
+# Transformer layers read their linears' weights in a fused kernel, unless these attributes have these values.
+FUSED = {
+    nn.TransformerEncoderLayer: ("activation_relu_or_gelu", 0),
+    nn.TransformerEncoder: ("use_nested_tensor", False),
+}
 
 LayerFactory = Callable[[nn.Module, str], nn.Module]
 
@@ -64,7 +68,7 @@ def convert(
         include: path globs ("decoder.*"; "decoder" means all below it), layer types, or a list of both;
             None: all layers. Each must match a layer.
         exclude: the same, for layers to leave. Each must match a layer, or a module with weights of another
-            kind (see ``describe_unconverted``).
+            kind.
 
     Raises:
         ValueError: nothing matches; a pattern matches nothing; a chosen layer cannot be converted.
@@ -80,29 +84,18 @@ def convert(
         left 2: excluded
     """
     refuse_converted(net)
-    layers, filters = find_layers(net), Filters(include, exclude)
-    chosen: list[str] = []
-    left: dict[str, str] = {}
-    for path, layer in layers.items():
-        if reason := filters.reason_to_leave(layer):
-            left[path] = reason
-        else:
-            chosen.append(path)
-    total, bare = find_bare_matrices(net)
-    if (idle := filters.find_idle(list(layers.values()), bare)) is not None:
-        name, pattern = idle
-        near = pattern if isinstance(pattern, str) else ""
-        raise ValueError(f"{name}={pattern!r} matches no layer. {_layers_found(layers, near)}")
+    facts = inspect_network(net)
+    _apply_filters(facts, include, exclude)
+    chosen = {path: layer.module for path, layer in facts.layers.items() if not layer.left}
     if not chosen:
-        raise ValueError(_nothing_to_convert(net, layers, include, exclude))
-    hidden = find_hidden_references(net)
-    for path in chosen:
-        refuse_unconvertible(net, path, layers[path].module, hidden)
-    conversion = Conversion(tuple(chosen), left, describe_unconverted(net, total, bare, filters))
+        raise ValueError(_nothing_to_convert(net, facts, include, exclude))
+    for path, module in chosen.items():
+        refuse_unconvertible(path, module, facts)
+    left = {path: layer.left for path, layer in facts.layers.items() if layer.left}
+    conversion = Conversion(tuple(chosen), left, _describe_unconverted(net, facts))
 
     rewritten: dict[int, nn.Module] = {}  # an attention has up to four chosen projections
-    for path in chosen:
-        module = layers[path].module
+    for module in chosen.values():
         if isinstance(module, nn.MultiheadAttention) and id(module) not in rewritten:
             rewritten[id(module)] = SplitAttention(module)
         elif is_transposed_linear(module):
@@ -120,7 +113,6 @@ def convert(
         undo(net)
         raise
     replace_modules(net, replacements)
-    disable_fused_paths(net, chosen)
     return conversion
 
 
@@ -151,59 +143,88 @@ def refuse_converted(net: nn.Module) -> None:
             )
 
 
-def find_layers(net: nn.Module) -> dict[str, Candidate]:
-    """Return the layers that can be chosen, by first path; attention stands for its four projections.
-
-    Example:
-        >>> list(find_layers(nn.TransformerEncoderLayer(8, 2)))[:5]
-        ['self_attn.q_proj', 'self_attn.k_proj', 'self_attn.v_proj', 'self_attn.out_proj', 'linear1']
-    """
-    if isinstance(net, (*SUPPORTED, nn.MultiheadAttention)):
-        return {}  # it has no parent in which it could be replaced
-    found: dict[tuple[int, str], Candidate] = {}
-    outer = None  # the layer whose own parts come next
-    for path, module in net.named_modules(remove_duplicate=False):
-        inside = outer is not None and path.startswith(f"{outer}.")
-        if not path or inside or not is_convertible(module):
-            continue
-        outer, attention = path, isinstance(module, nn.MultiheadAttention)
-        for projection in PROJECTIONS if attention else ("",):
-            candidate = found.setdefault((id(module), projection), Candidate([], module))
-            candidate.paths.append(join(path, projection) if projection else path)
-    return {candidate.paths[0]: candidate for candidate in found.values()}
-
-
 def replace_modules(net: nn.Module, replacements: Mapping[int, nn.Module]) -> None:
-    """Replace modules, given by id, wherever the network holds them."""
+    """Replace modules, given by id, wherever the network holds them.
+
+    Transformer layers with a ``Wrapper`` inside leave their fused path, which would bypass it.
+    """
     for parent in list(net.modules()):
         for name, child in list(parent._modules.items()):
             if id(child) in replacements:
                 setattr(parent, name, replacements[id(child)])
+    for module in net.modules():
+        for kind, (name, value) in FUSED.items():
+            fuses = isinstance(module, kind)
+            if fuses and any(isinstance(inner, Wrapper) for inner in module.modules()):
+                vars(module).setdefault("_before_conversion", {name: getattr(module, name)})
+                setattr(module, name, value)
 
 
-def disable_fused_paths(net: nn.Module, chosen: list[str]) -> None:
-    """Transformer layers read their linears' weights in a fused kernel; keep them to the plain path."""
-    switches = {
-        nn.TransformerEncoderLayer: ("activation_relu_or_gelu", 0),
-        nn.TransformerEncoder: ("use_nested_tensor", False),
+def _apply_filters(facts: NetworkFacts, include: Filter, exclude: Filter) -> None:
+    """Note on every layer, and every other module with matrices, why the user's filters leave it."""
+    included, excluded = _patterns(include), _patterns(exclude)
+    layers = list(facts.layers.values())
+    everything = [*layers, *facts.bare]
+    for candidate in everything:
+        if include is not None and not any(map(candidate.matches, included)):
+            candidate.left = "not included"
+        elif any(map(candidate.matches, excluded)):
+            candidate.left = "excluded"
+    for name, patterns, among in (("include", included, layers), ("exclude", excluded, everything)):
+        for pattern in patterns:
+            if not any(candidate.matches(pattern) for candidate in among):
+                near = pattern if isinstance(pattern, str) else ""
+                listed = _layers_found(facts.layers, near)
+                raise ValueError(f"{name}={pattern!r} matches no layer. {listed}")
+
+
+def _patterns(given: Filter) -> list[Pattern]:
+    """Return a filter as a list of patterns."""
+    patterns = [given] if isinstance(given, str | type) else list(given or ())
+    for pattern in patterns:
+        if not isinstance(pattern, str | type):
+            raise TypeError(
+                f"a filter is a path glob or a layer type; got {pattern!r}. "
+                "Example: include=['decoder.*', nn.Conv2d]."
+            )
+    return patterns
+
+
+def _describe_unconverted(net: nn.Module, facts: NetworkFacts) -> str:
+    """Return a message about weights that no conversion reaches and nobody left out; empty if they are few."""
+    kept = [candidate for candidate in facts.bare if not candidate.left]
+    share = sum(candidate.size for candidate in kept) / max(1, facts.matrices)
+    if share < NOTICEABLE:
+        return ""
+    kept.sort(key=lambda candidate: -candidate.size)
+    # The network itself has no path: it is named by its matrices.
+    named = {
+        path: type(candidate.module).__name__
+        for candidate in kept
+        for path in candidate.paths[: None if candidate.module is net else 1]
     }
-    for path in chosen:
-        for _, module in ancestors(net, path):
-            for kind, (name, value) in switches.items():
-                if isinstance(module, kind) and "_before_conversion" not in vars(module):
-                    module._before_conversion = {name: getattr(module, name)}  # type: ignore[assignment]
-                    setattr(module, name, value)
+    listed = [f"{path} ({kind})" for path, kind in named.items()]
+    more = f" and {len(listed) - NAMED} more" if len(listed) > NAMED else ""
+    recurrent = any(isinstance(candidate.module, nn.RNNBase) for candidate in kept)
+    split = " Fix for recurrent layers: lpbnn.split_recurrent(net) first." if recurrent else ""
+    return (
+        f"{', '.join(listed[:NAMED])}{more} cannot be converted and {'keep' if listed[1:] else 'keeps'} "
+        f"{share * 100:.0f} % of the weights of {type(net).__name__} as they are, the same for every "
+        f"member. If that is intended (tables of positions or queries), say so: exclude={list(named)}. "
+        f"Layers that multiply examples are converted: {', '.join(k.__name__ for k in SUPPORTED[:3])}, ..."
+        f"{split}"
+    )
 
 
 def _nothing_to_convert(
-    net: nn.Module, layers: dict[str, Candidate], include: Filter, exclude: Filter
+    net: nn.Module, facts: NetworkFacts, include: Filter, exclude: Filter
 ) -> str:
     kind = type(net).__name__
     if isinstance(net, (*SUPPORTED, nn.MultiheadAttention)):
         return f"the network is itself a {kind} and cannot be replaced in place. Wrap it: nn.Sequential(layer)."
     return (
         f"nothing to convert in {kind} with include={include!r}, exclude={exclude!r}. "
-        + _layers_found(layers)
+        + _layers_found(facts.layers)
     )
 
 

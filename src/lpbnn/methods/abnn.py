@@ -33,8 +33,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from lpbnn.convert.checks import RUNNING_NORMS, TRANSPOSED, find_hidden_references, widths
-from lpbnn.convert.convert import convert, disable_fused_paths, replace_modules
+from lpbnn.convert.checks import RUNNING_NORMS, TRANSPOSED, inspect_network, widths
+from lpbnn.convert.convert import convert, replace_modules
 from lpbnn.convert.wrapper import Guarded, Wrapper
 from lpbnn.likelihoods import Categorical, weighted_mean
 from lpbnn.members.ensemble import MemberEnsemble
@@ -288,7 +288,7 @@ def build(net: nn.Module, config: Config, **model_options: Any) -> UncertainMode
     if not found:
         convert(net, lambda layer, path: NoisyScale(layer, config.members, config.std, path))
         return ABNN(net, config, **model_options)
-    hidden = find_hidden_references(net)
+    hidden = inspect_network(net).hidden
     for path, module in found.items():
         if id(module) in hidden:
             raise ValueError(
@@ -300,5 +300,4 @@ def build(net: nn.Module, config: Config, **model_options: Any) -> UncertainMode
         for path, module in found.items()
     }
     replace_modules(net, made)
-    disable_fused_paths(net, list(found))
     return ABNN(net, config, **model_options)

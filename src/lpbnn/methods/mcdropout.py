@@ -40,12 +40,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lpbnn.convert.checks import SUPPORTED, Filter
-from lpbnn.convert.convert import (
-    Conversion,
-    convert,
-    disable_fused_paths,
-    replace_modules,
-)
+from lpbnn.convert.convert import Conversion, convert, replace_modules
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.members.call import as_call
 from lpbnn.members.ensemble import MemberEnsemble
@@ -297,7 +292,6 @@ def build(net: nn.Module, config: Config, **model_options: Any) -> MCDropout:
     if rate is None and not any(layer.p for layer in own.values()):
         rate = RATE  # all rates are 0: passes must differ
     replace_modules(net, {id(layer): ActiveDropout(layer, rate) for layer in own.values()})
-    disable_fused_paths(net, list(own))
     warn_of_recurrent_layers(net)
     return MCDropout(net, config.members, conversion, config.expand_at, **model_options)
 
