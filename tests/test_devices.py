@@ -43,8 +43,8 @@ def test_a_network_is_built_where_it_lies(method: str, dtype: torch.dtype) -> No
     model = lpbnn.build(net, method, num_data=10, class_weights=[1.0, 2.0, 3.0])
     assert not elsewhere(model, "meta")
     own = model.likelihood.class_weights
-    weights = [own, getattr(model, "penalty_weights", own)]
-    assert all(weight.dtype == torch.float32 for weight in weights)  # 1 / N is small
+    weights = [own, getattr(model, "inverse_inputs", own)]
+    assert all(weight.dtype == torch.float32 for weight in weights)
 
 
 @pytest.mark.parametrize("method", FACTORS)
@@ -103,7 +103,7 @@ def test_the_penalties_of_a_network_in_two_places_are_summed_in_the_first(method
         move(model.net.second, "cpu")
         model.refresh()
         terms = model.penalties(model.posterior())
-    weights = model.kl_weight if method == "rank1" else model.penalty_weights
+    weights = model.kl_weight if method == "rank1" else model.inverse_inputs
     assert weights.device.type == "cuda"
     assert all(term.device.type == "cuda" for term in terms.values())
 

@@ -29,9 +29,9 @@ from lpbnn.backbones.mlp import MLP
 from lpbnn.build import build
 from lpbnn.extras import missing
 from lpbnn.likelihoods import Task
-from lpbnn.methods._rank_one import RankOneConfig
 from lpbnn.model import NotFittedWarning, UncertainModel, at_least_one
 from lpbnn.predict import Prediction, predict
+from lpbnn.rank_one.ensemble import RankOneConfig
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin

@@ -218,10 +218,12 @@ def test_the_weight_of_the_kl_of_much_data_is_not_lost_in_half_precision() -> No
 def test_the_weight_of_the_kl_is_not_lost_if_half_precision_is_the_default() -> None:
     torch.set_default_dtype(torch.float16)
     try:
-        model = lpbnn.build(nn.Sequential(nn.Linear(3, 2)), "lpbnn", num_data=10**8)
+        model = lpbnn.build(nn.Sequential(nn.Linear(3, 2)), "lpbnn", num_data=10**8).float()
     finally:
         torch.set_default_dtype(torch.float32)
-    assert model.penalty_weights[0, 0].item() == pytest.approx(1e-8, rel=1e-6)
+    posterior = model.posterior()
+    expected = posterior.kl().mean().item() * 1e-8
+    assert model.penalties(posterior)["kl"].item() == pytest.approx(expected, rel=1e-6, abs=0)
 
 
 def test_a_number_of_numpy_is_a_number() -> None:

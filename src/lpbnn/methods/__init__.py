@@ -4,7 +4,7 @@ A method file has, in this order,
 
 - a docstring whose first line is its claim, then the equation and the paper;
 - ``Config``: a frozen dataclass with a default for every option of the method (a subclass of
-  ``_options.Options``, which checks the values against their annotations);
+  ``lpbnn.options.Options``, which checks the values against their annotations);
 - ``build(net, config, **model_options) -> UncertainModel``: wraps the network, in place. The model options
   are ``likelihood`` and ``readout``. ``lpbnn.build`` takes back what an error leaves half done.
 

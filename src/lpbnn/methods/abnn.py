@@ -40,8 +40,8 @@ from lpbnn.likelihoods import Categorical, weighted_mean
 from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.members.passes import MemberPass, PassSlot
 from lpbnn.members.rows import BatchMode, gather
-from lpbnn.methods._options import Count, NonNegative, Options, Positive
 from lpbnn.model import Terms, UncertainModel, total
+from lpbnn.options import Count, NonNegative, Options, Positive
 
 NORMS = (*RUNNING_NORMS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 CHANNELS_LAST = (nn.LayerNorm, nn.RMSNorm, nn.Linear)

@@ -18,9 +18,8 @@ from typing import Any
 
 from torch import nn
 
-from lpbnn.methods._options import NonNegative
-from lpbnn.methods._rank_one import RankOneConfig, convert_layers
-from lpbnn.rank_one.ensemble import RankOneEnsemble
+from lpbnn.options import NonNegative
+from lpbnn.rank_one.ensemble import RankOneConfig, RankOneEnsemble, convert_layers
 from lpbnn.rank_one.factors import PointFactors
 
 
@@ -47,5 +46,5 @@ class BatchEnsemble(RankOneEnsemble):
 def build(net: nn.Module, config: Config, **model_options: Any) -> BatchEnsemble:
     """Give every chosen layer of ``net`` the factors of J members, in place."""
     factors = partial(PointFactors, config.members, init_std=config.init_std)
-    options = convert_layers(net, config, factors)
-    return BatchEnsemble(net, **options, **model_options)
+    convert_layers(net, config, factors)
+    return BatchEnsemble(net, config, **model_options)

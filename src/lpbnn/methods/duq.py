@@ -37,7 +37,6 @@ ICML 2020.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
@@ -57,7 +56,9 @@ from lpbnn.likelihoods import (
     weighted_mean,
 )
 from lpbnn.members.call import as_call, batch_size
-from lpbnn.methods._options import (
+from lpbnn.model import Terms, UncertainModel, total
+from lpbnn.options import (
+    BELOW_1,
     Count,
     NonNegative,
     OneNetwork,
@@ -65,11 +66,10 @@ from lpbnn.methods._options import (
     Positive,
     Range,
 )
-from lpbnn.model import Terms, UncertainModel, total
 from lpbnn.rank_one.factors import full_precision
 
 Score = Literal["kernel", "confidence"]
-Momentum = Annotated[float, Range("a number with 0 <= gamma < 1", 0, math.nextafter(1, 0))]
+Momentum = Annotated[float, Range("a number with 0 <= gamma < 1", 0, BELOW_1)]
 Reduction = Literal["mean", "sum"]
 # Up to here the mean over classes learns, and the penalty's weights were tuned for it.
 FEW_CLASSES = 10

@@ -49,8 +49,8 @@ from torch import Tensor, nn
 
 from lpbnn.likelihoods import Categorical, at_least_float32, member_axis, require_categorical
 from lpbnn.members.call import as_call
-from lpbnn.methods._options import NonNegative, OneNetwork, Options
 from lpbnn.model import Terms, UncertainModel, total
+from lpbnn.options import NonNegative, OneNetwork, Options
 from lpbnn.rank_one.factors import device_of
 
 Evidence = Literal["exp", "softplus", "relu"]

@@ -28,9 +28,9 @@ from torch import Tensor, nn
 
 from lpbnn.likelihoods import as_likelihood, take_scalings
 from lpbnn.members.call import as_call, batch_size, copy_tensors
-from lpbnn.methods._options import Count, Options
 from lpbnn.methods.mcp import MCP
 from lpbnn.model import Outputs, Pass, Terms, UncertainModel, stack_members, total
+from lpbnn.options import Count, Options
 
 
 @dataclasses.dataclass(frozen=True)

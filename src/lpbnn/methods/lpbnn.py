@@ -48,29 +48,19 @@ uncertainty quantification, IEEE TPAMI 46(4), 2024.
 """
 
 import dataclasses
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from lpbnn.methods._options import Count, DataCount, NonNegative, require_num_data
-from lpbnn.methods._rank_one import RankOneConfig, convert_layers
 from lpbnn.model import Terms
-from lpbnn.rank_one.ensemble import RankOneEnsemble
-from lpbnn.rank_one.factors import group_layers, initial_dtype
-from lpbnn.rank_one.vae import WIDTH, LatentFactors, LatentPosterior
+from lpbnn.options import Count, DataCount, NonNegative, require_num_data
+from lpbnn.rank_one.ensemble import RankOneConfig, RankOneEnsemble, convert_layers
+from lpbnn.rank_one.vae import LatentFactors, LatentPosterior
 
 Variant = Literal["default", "paper"]
 Weighting = Literal["balanced", "equation", "authors"]
-
-# (weight of the KL, weight of the squared error) from the data N and a layer's inputs m
-WEIGHTINGS: dict[str, Callable[[int, int], tuple[float, float]]] = {
-    "balanced": lambda data, inputs: (1 / data, 1 / inputs),
-    "equation": lambda data, inputs: (1 / data, 1 / data),
-    "authors": lambda data, inputs: (1.0, 1 / inputs),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +91,7 @@ class LPBNN(RankOneEnsemble):
     Args:
         net: the converted network.
         config: the options.
-        **options: of ``RankOneEnsemble``.
+        **model_options: ``likelihood`` and ``readout``.
 
     Example:
         >>> model = build(nn.Sequential(nn.Linear(4, 3)), Config(members=2, num_data=100))
@@ -109,34 +99,32 @@ class LPBNN(RankOneEnsemble):
         ['loss', 'nll', 'kl', 'reconstruction']
     """
 
-    penalty_weights: Tensor  # (2, L): of the KL and of the squared error, layers by width
+    config: Config
+    inverse_inputs: Tensor  # 1 / m of every layer, in the order of the posterior: by width
 
-    def __init__(self, net: nn.Module, config: Config, **options: Any) -> None:
-        super().__init__(net, **options)
-        self.config = config
+    def __init__(self, net: nn.Module, config: Config, **model_options: Any) -> None:
+        super().__init__(net, config, **model_options)
         self.num_data = require_num_data(config, "lpbnn")
-        self.register_buffer("penalty_weights", self._weigh(), persistent=False)
 
     def refresh(self) -> None:
         super().refresh()
-        if "penalty_weights" in self._buffers:
-            self.penalty_weights = self._weigh()
-
-    def _weigh(self) -> Tensor:
-        """Return the weights of the penalties, a tensor that is made once: a GPU would wait for it."""
         factors: list[Any] = [layer.factors for layer in self.layers]
-        rule, own = WEIGHTINGS[str(self.config.weighting)], self.config.kl_weight
-        weights = []
-        for group in group_layers(factors, *WIDTH):
-            a, b = rule(self.num_data, factors[group[0]].inputs)
-            weights += [(a if own is None else own, b)] * len(group)
-        return torch.tensor(weights, device=factors[0].s.device, dtype=initial_dtype()).T
+        inverse = [1 / inputs for inputs in sorted(each.inputs for each in factors)]
+        # A tensor that is made once: a GPU would wait for it in every step.
+        made = torch.tensor(inverse, device=factors[0].s.device, dtype=torch.float32)
+        self.register_buffer("inverse_inputs", made, persistent=False)
 
     def penalties(self, posterior: LatentPosterior) -> Terms:
-        kl = posterior.kl()
+        """Return the terms ``kl`` and ``reconstruction``, by the weights a and b of the table above."""
+        weighting, a = self.config.weighting, self.config.kl_weight
+        if a is None:
+            a = 1.0 if weighting == "authors" else 1 / self.num_data
+        b = 1 / self.num_data if weighting == "equation" else self.inverse_inputs
         squared_error = posterior.squared_error(of_samples=self.config.variant == "paper")
-        a, b = self.penalty_weights.to(kl.dtype)
-        return {"kl": (a * kl).mean(), "reconstruction": (b * squared_error).mean()}
+        return {
+            "kl": (a * posterior.kl()).mean(),
+            "reconstruction": (b * squared_error).mean(),
+        }
 
 
 def build(net: nn.Module, config: Config, **model_options: Any) -> LPBNN:
@@ -151,5 +139,5 @@ def build(net: nn.Module, config: Config, **model_options: Any) -> LPBNN:
         train_decoder=paper,
         log_variance=config.log_variance,
     )
-    options = convert_layers(net, config, factors)
-    return LPBNN(net, config, **options, **model_options)
+    convert_layers(net, config, factors)
+    return LPBNN(net, config, **model_options)

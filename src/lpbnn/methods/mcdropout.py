@@ -46,10 +46,10 @@ from lpbnn.members.call import as_call
 from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.members.passes import MemberPass, PassSlot
 from lpbnn.members.rows import gather
-from lpbnn.methods._options import Count, Options, Range
 from lpbnn.model import Pass, Terms, noise_scale_value, total
+from lpbnn.options import ABOVE_0, BELOW_1, Count, Options, Range
 
-Rate = Annotated[float, Range("a number between 0 and 1, without them", 0, 1, open=True)]
+Rate = Annotated[float, Range("a number between 0 and 1, without them", ABOVE_0, BELOW_1)]
 RATE = 0.1  # of inserted dropout, unless another is given
 ALPHA = 1.7580993408473766  # minus the value at which SELU saturates: what alpha dropout puts in
 

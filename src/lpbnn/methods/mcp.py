@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import nn
 
-from lpbnn.methods._options import OneNetwork, Options
 from lpbnn.model import Outputs, UncertainModel, stack_members
+from lpbnn.options import OneNetwork, Options
 
 
 @dataclasses.dataclass(frozen=True)

@@ -43,15 +43,6 @@ from lpbnn.convert.wrapper import Wrapper
 from lpbnn.likelihoods import at_least_float32
 from lpbnn.members.call import as_call, copy_tensors
 from lpbnn.members.passes import PassSlot
-from lpbnn.methods._options import (
-    Count,
-    DataCount,
-    Options,
-    Positive,
-    Share,
-    annealed,
-    require_num_data,
-)
 from lpbnn.model import (
     Outputs,
     Pass,
@@ -59,6 +50,15 @@ from lpbnn.model import (
     UncertainModel,
     stack_members,
     total,
+)
+from lpbnn.options import (
+    Count,
+    DataCount,
+    Options,
+    Positive,
+    Share,
+    annealed,
+    require_num_data,
 )
 from lpbnn.rank_one.factors import device_of, full_precision, kl_to_standard_normal
 

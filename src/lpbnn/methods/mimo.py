@@ -41,8 +41,8 @@ from lpbnn.likelihoods import MultiHead, require_targets
 from lpbnn.members.call import as_call, batch_size
 from lpbnn.members.partial import raise_with_advice
 from lpbnn.members.rows import gather
-from lpbnn.methods._options import Count, Options, Share
 from lpbnn.model import Outputs, Terms, UncertainModel, total
+from lpbnn.options import Count, Options, Share
 from lpbnn.rank_one.layer import SUPPORTED, TRANSPOSED
 from lpbnn.registry import did_you_mean
 

@@ -21,10 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lpbnn.methods._options import DataCount, Positive, Share, annealed, require_num_data
-from lpbnn.methods._rank_one import RankOneConfig, convert_layers
 from lpbnn.model import Terms
-from lpbnn.rank_one.ensemble import RankOneEnsemble
+from lpbnn.options import DataCount, Positive, Share, annealed, require_num_data
+from lpbnn.rank_one.ensemble import RankOneConfig, RankOneEnsemble, convert_layers
 from lpbnn.rank_one.factors import GaussianFactors, GaussianPosterior
 
 
@@ -44,7 +43,7 @@ class Rank1BNN(RankOneEnsemble):
     Args:
         net: the converted network.
         config: the options.
-        **options: of ``RankOneEnsemble``.
+        **model_options: ``likelihood`` and ``readout``.
 
     Example:
         >>> model = build(nn.Sequential(nn.Linear(4, 3)), Config(members=2, num_data=100))
@@ -54,10 +53,11 @@ class Rank1BNN(RankOneEnsemble):
 
     kl_weight: Tensor  # grows to 1; 1 in a loop that never calls before_epoch
 
-    def __init__(self, net: nn.Module, config: Config, **options: Any) -> None:
-        super().__init__(net, **options)
+    config: Config
+
+    def __init__(self, net: nn.Module, config: Config, **model_options: Any) -> None:
+        super().__init__(net, config, **model_options)
         self.num_data = require_num_data(config, "rank1")
-        self.anneal = config.anneal
         self.register_buffer("kl_weight", torch.ones_like(self.noise_scale), persistent=False)
 
     def penalties(self, posterior: GaussianPosterior) -> Terms:
@@ -66,7 +66,7 @@ class Rank1BNN(RankOneEnsemble):
 
     def before_epoch(self, epoch: int, epochs: int) -> None:
         """Set the KL's weight for the epoch."""
-        self.kl_weight.fill_(annealed(epoch, epochs, self.anneal))
+        self.kl_weight.fill_(annealed(epoch, epochs, self.config.anneal))
 
 
 def build(net: nn.Module, config: Config, **model_options: Any) -> Rank1BNN:
@@ -78,5 +78,5 @@ def build(net: nn.Module, config: Config, **model_options: Any) -> Rank1BNN:
         std=config.std,
         prior_std=config.prior_std,
     )
-    options = convert_layers(net, config, factors)
-    return Rank1BNN(net, config, **options, **model_options)
+    convert_layers(net, config, factors)
+    return Rank1BNN(net, config, **model_options)

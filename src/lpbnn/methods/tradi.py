@@ -59,8 +59,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lpbnn.likelihoods import at_least_float32
 from lpbnn.members.call import as_call, batch_size, copy_tensors
-from lpbnn.methods._options import Count, NonNegative, Options, Positive
 from lpbnn.model import NotFittedWarning, Outputs, Pass, UncertainModel, WideBuffers, stack_members
+from lpbnn.options import Count, NonNegative, Options, Positive
 from lpbnn.predict import inputs_of
 
 ONE_THREAD = threading.RLock()  # functional_call replaces the network's tensors while it runs

@@ -1,20 +1,65 @@
 """RankOneEnsemble: a network of rank-one layers as J members; what LP-BNN and its relatives share."""
 
+import dataclasses
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from lpbnn.convert.convert import replace_modules
+from lpbnn.convert.checks import Filter, widths
+from lpbnn.convert.convert import convert, replace_modules
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.members.rows import BatchMode
 from lpbnn.model import Terms, total
-from lpbnn.rank_one.factors import FactorPosterior, LayerFactors, SampledFactors, device_of
+from lpbnn.options import Count, NonNegative, Options
+from lpbnn.rank_one.factors import FactorPosterior, Factors, Init, LayerFactors, SampledFactors
 from lpbnn.rank_one.layer import RankOneLayer, with_biases
 from lpbnn.rank_one.norms import BATCH_NORMS, MemberNorm
 
 BatchNormMode = Literal["shared", "member"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RankOneConfig(Options):
+    """Options of all rank-one methods."""
+
+    members: Count = 4  # J, the number of members
+    batch_mode: BatchMode = "split"  # in training: "split" the batch among members, or "repeat" it
+    batch_norm: BatchNormMode = "shared"  # or one for each "member"
+    init_std: NonNegative = 0.5  # standard deviation of the initial r and s around 1
+    init: Init = "normal"  # or "signs": random +-1
+    first_init: Init | None = None  # of the first layer, which sees the data; None: init
+    fast_lr: NonNegative = 1.0  # learning rate of the factors, as a multiple of the network's
+    include: Filter = None  # path globs or layer types to convert; None: all
+    exclude: Filter = None  # path globs or layer types to leave as they are
+    # where the batch is expanded to members: a path, or several; None: found
+    expand_at: str | Sequence[str] | None = None
+
+
+def convert_layers(
+    net: nn.Module, config: RankOneConfig, make_factors: Callable[..., Factors]
+) -> None:
+    """Convert the chosen layers of a network to ``RankOneLayer``, in place.
+
+    Args:
+        net: the network.
+        config: the options.
+        make_factors: makes the factors of a layer from its numbers of inputs and outputs, and ``init``.
+    """
+    first_init = iter([config.first_init or config.init])
+
+    def make_layer(layer: nn.Module, path: str) -> RankOneLayer:
+        weight: Any = layer.weight
+        init = next(first_init, config.init)
+        factors = make_factors(*widths(layer), init=init).to(weight.device, weight.dtype)
+        return RankOneLayer(layer, factors, path)
+
+    conversion = convert(net, make_layer, config.include, config.exclude)
+    if conversion.unconverted:
+        warnings.warn(conversion.unconverted, stacklevel=4)  # at lpbnn.build's caller
 
 
 class RankOneEnsemble(MemberEnsemble):
@@ -23,13 +68,14 @@ class RankOneEnsemble(MemberEnsemble):
     The path of one loss: compute the posterior of all layers' factors, sample them, expand the batch, run
     the network, score the rows by the likelihood, and add the method's penalties.
 
+    In training, ``batch_mode`` "split" gives every member a slice of the batch (the price of one network),
+    and "repeat" gives every member all of it (J times the compute). A "shared" batch norm sees the
+    statistics of all members.
+
     Args:
         net: the converted network.
-        batch_mode: in training, "split" gives every member a slice of the batch (the price of one
-            network), "repeat" gives every member all of it (J times the compute).
-        batch_norm: "shared" by the members (each sees the statistics of all), or one per "member".
-        fast_lr: learning rate of the factors and biases, as a multiple of the network's.
-        **options: of ``MemberEnsemble``.
+        config: the options; those of the conversion are not read again.
+        **model_options: ``likelihood`` and ``readout``.
     """
 
     noise_scale: Tensor  # multiplies the posterior's standard deviation in every sample
@@ -37,21 +83,19 @@ class RankOneEnsemble(MemberEnsemble):
     def __init__(
         self,
         net: nn.Module,
-        *,
-        batch_mode: BatchMode = "split",
-        batch_norm: BatchNormMode = "shared",
-        fast_lr: float = 1.0,
-        **options: Any,
+        config: RankOneConfig,
+        **model_options: Any,
     ) -> None:
-        super().__init__(net, **options)
-        self.batch_mode: BatchMode = batch_mode
-        self.fast_lr = fast_lr
+        super().__init__(net, expand_at=config.expand_at, **model_options)
+        self.config = config
+        self.batch_mode: BatchMode = config.batch_mode
+        self.fast_lr = config.fast_lr
         self.layers: list[RankOneLayer] = []
         self.refresh()
-        if batch_norm == "member":
+        if config.batch_norm == "member":
             self._split_batch_norms()
-        noise_scale = torch.ones((), device=device_of(self.layers[0].factors))
-        self.register_buffer("noise_scale", noise_scale)
+        weight: Any = self.layers[0].layer.weight
+        self.register_buffer("noise_scale", torch.ones((), device=weight.device))
 
     def refresh(self) -> None:
         """Find the converted layers and norms again, after the user replaced some of them."""

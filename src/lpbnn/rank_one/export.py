@@ -14,7 +14,7 @@ from lpbnn.likelihoods import Scaling, take_scalings
 from lpbnn.members.partial import remove_expansion_hooks
 from lpbnn.model import Readout, UncertainModel, at_least_one
 from lpbnn.predict import unwrap
-from lpbnn.rank_one.ensemble import RankOneEnsemble
+from lpbnn.rank_one.ensemble import RankOneConfig, RankOneEnsemble
 from lpbnn.rank_one.factors import FixedFactors
 from lpbnn.rank_one.layer import RankOneLayer, member_weights, with_biases
 
@@ -82,9 +82,8 @@ def freeze(model: nn.Module, *, samples: int = 1, seed: int = 0) -> FrozenEnsemb
     readout, scalings = ensemble.readout, take_scalings(likelihood)
     if scalings:
         readout = CalibratedReadout(readout, scalings)
-    frozen = FrozenEnsemble(
-        net, expand_at=ensemble.expand_at, likelihood=likelihood, readout=readout
-    )
+    config = RankOneConfig(expand_at=ensemble.expand_at)
+    frozen = FrozenEnsemble(net, config, likelihood=likelihood, readout=readout)
     frozen.check_first_batch = ensemble.check_first_batch
     frozen.checks = dict(ensemble.checks)
     return frozen.requires_grad_(False).eval()

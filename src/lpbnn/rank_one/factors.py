@@ -248,14 +248,11 @@ def group_layers(layers: Sequence[Any], *attributes: str) -> list[list[int]]:
 
 def initial(members: int, width: int, std: float, init: Init) -> Tensor:
     """Return factors before training: N(1, std^2), or random signs +-1 (for large data sets)."""
+    # Torch's default, or float32 if that is half, which has no singular value decomposition.
+    dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
     if init == "signs":
-        return torch.randint(0, 2, (members, width)).to(initial_dtype()) * 2 - 1
-    return 1 + std * torch.randn(members, width, dtype=initial_dtype())
-
-
-def initial_dtype() -> torch.dtype:
-    """Return torch's default, or float32 if that is half: half has no singular value decomposition."""
-    return torch.promote_types(torch.get_default_dtype(), torch.float32)
+        return torch.randint(0, 2, (members, width)).to(dtype) * 2 - 1
+    return 1 + std * torch.randn(members, width, dtype=dtype)
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:

@@ -14,22 +14,21 @@ class Range(NamedTuple):
         expected: the range in words, for the error message.
         low: the smallest value.
         high: the largest value.
-        open: True if ``low`` and ``high`` are no values themselves.
     """
 
     expected: str
     low: float
     high: float = math.inf
-    open: bool = False
-
-    def __contains__(self, value: Any) -> bool:
-        return self.low < value < self.high if self.open else self.low <= value <= self.high
 
 
+ABOVE_0 = math.nextafter(0, 1)
+BELOW_1 = math.nextafter(1, 0)
+INTEGER = Range("an integer", -math.inf)
+NUMBER = Range("a finite number", -math.inf)
 Count = Annotated[int, Range("an integer of at least 1", 1)]
 DataCount = Annotated[int, Range("the number of training examples, an integer of at least 1", 1)]
 OneNetwork = Annotated[int, Range("1, this method is one network; use 'ensemble' for more", 1, 1)]
-Positive = Annotated[float, Range("a number above 0", 0, open=True)]
+Positive = Annotated[float, Range("a number above 0", ABOVE_0)]
 NonNegative = Annotated[float, Range("a number of at least 0", 0)]
 Share = Annotated[float, Range("a share between 0 and 1", 0, 1)]
 
@@ -73,7 +72,7 @@ def checked(name: str, value: Any, hint: Any) -> Any:
             return None
         or_none = ", or None" if NoneType in get_args(hint) else ""
         hint = get_args(hint)[0]
-    limits = None
+    limits = INTEGER if hint is int else NUMBER
     if get_origin(hint) is Annotated:
         hint, limits = get_args(hint)
     if get_origin(hint) is Literal:
@@ -84,12 +83,10 @@ def checked(name: str, value: Any, hint: Any) -> Any:
     elif hint is bool and not isinstance(value, bool):
         raise ValueError(f"{name}={value!r}: expected true or false.")
     elif hint in (int, float):
-        kind = numbers.Integral if hint is int else numbers.Real
+        kind: Any = numbers.Integral if hint is int else numbers.Real
         number = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
-        if not number or (limits is not None and value not in limits):
-            plain = "an integer" if hint is int else "a finite number"
-            expected = plain if limits is None else limits.expected
-            raise ValueError(f"{name}={value!r}: expected {expected}{or_none}.")
+        if not number or not limits.low <= value <= limits.high:
+            raise ValueError(f"{name}={value!r}: expected {limits.expected}{or_none}.")
         return int(value) if isinstance(value, numbers.Integral) else float(value)
     return value
 
