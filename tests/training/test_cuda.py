@@ -19,7 +19,7 @@ from lpbnn.training.cuda_graph import WARM_UP
 from lpbnn.training.loop import fit
 from lpbnn.training.run import load_run, run
 from lpbnn.training.rundir import RunDir
-from lpbnn.training.step import Means, Step
+from lpbnn.training.step import Step
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 Make = Callable[..., RunConfig]
@@ -96,7 +96,7 @@ def test_no_step_waits_for_the_device(
     graph: bool,
 ) -> None:
     """Once steps are recorded, from one step of an epoch until its losses are read a wait is an error."""
-    read, step, begin = Means.read, Step.__call__, Step.begin
+    read, step, begin = Step.means, Step.__call__, Step.begin
     seen = 0
 
     def beginning(self: Step) -> Any:
@@ -111,13 +111,13 @@ def test_no_step_waits_for_the_device(
         if seen > WARM_UP:  # by now this epoch's recording is made
             torch.cuda.set_sync_debug_mode("error")
 
-    def reading(self: Means) -> Any:
+    def reading(self: Step) -> Any:
         torch.cuda.set_sync_debug_mode("default")
         return read(self)
 
     monkeypatch.setattr(Step, "begin", beginning)
     monkeypatch.setattr(Step, "__call__", watch)
-    monkeypatch.setattr(Means, "read", reading)
+    monkeypatch.setattr(Step, "means", reading)
     config = on_gpu(method, batch_size=16, optim=OptimConfig(lr=0.05, clip=clip), graph=graph)
     try:
         assert fit(build_model(config, DataInfo.of(splits)), splits, config).epochs == 2

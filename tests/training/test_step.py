@@ -21,7 +21,7 @@ from lpbnn.training.build import DataInfo, build_model
 from lpbnn.training.config import OptimConfig, ScheduleConfig
 from lpbnn.training.distributed import launch
 from lpbnn.training.loop import fit
-from lpbnn.training.step import Means, Step, TrainStep, factor, make_optimizer
+from lpbnn.training.step import Step, TrainStep, factor, make_optimizer
 
 Make = Callable[..., RunConfig]
 EPOCHS = 4
@@ -118,7 +118,7 @@ def test_steps_are_those_of_a_plain_loop(make: Make, splits: Splits, clip: float
             optimizer.step()
             losses.append(loss.item())
     torch.testing.assert_close(dict(model.net.state_dict()), dict(plain.state_dict()))
-    assert Means(step).read()["nll"] == pytest.approx(sum(losses) / 3, rel=1e-5)
+    assert step.means()["nll"] == pytest.approx(sum(losses) / 3, rel=1e-5)
 
 
 def test_the_rate_falls_as_a_power_of_what_is_left() -> None:

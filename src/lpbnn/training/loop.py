@@ -4,8 +4,7 @@ Everything random comes from (seed, epoch): the order, the augmentation and, thr
 generators seeded at the start of every epoch, what the model draws. Checkpoints are made between
 epochs, so a resumed run repeats what the uninterrupted one did, on the CPU in float32 bit for bit.
 
-Losses are summed on the device and looked at every ``LOOK_EVERY`` steps, as far as they have arrived;
-nothing waits for the device before the end of an epoch.
+Losses are summed on the device: nothing waits for it before the end of an epoch.
 
 Several processes see the same joint batches, a share each, and agree at the end of every epoch on the
 statistics of rank 0's share and on whether to go on. Rank 0 alone validates and writes.
@@ -37,12 +36,11 @@ from lpbnn.training.environment import peak_memory, reset_peak_memory
 from lpbnn.training.evaluator import NotFinite, Predictor, make_evaluator
 from lpbnn.training.preflight import check_training
 from lpbnn.training.rundir import CHECKPOINT, Row, RunDir
-from lpbnn.training.step import Means, Step, factor, fast_convolutions
+from lpbnn.training.step import Step, factor, fast_convolutions
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-LOOK_EVERY = 50  # steps
 TIMINGS = ("epoch", "lr", "images_per_second", "seconds")
 
 
@@ -153,7 +151,7 @@ class _Loop:
 
     def epoch(self, epoch: int) -> None:
         started = time.perf_counter()
-        means = self.pass_over_data(epoch, started)
+        means = self.pass_over_data(epoch)
         seconds = time.perf_counter() - started
         self.training.seconds += seconds
         self.training.peak_memory = max(self.training.peak_memory, peak_memory(self.fabric.device))
@@ -180,24 +178,17 @@ class _Loop:
         finite = all(map(math.isfinite, means.values()))
         return self.ranks.agree(finite and checkpoint.not_finite(self.model) <= self.infinite)
 
-    def pass_over_data(self, epoch: int, started: float) -> dict[str, float]:
-        """Train for one epoch and return the mean of every term and the number of examples.
-
-        The epoch ends early if the loss is found to be non-finite.
-        """
-        config, model = self.config, self.model
+    def pass_over_data(self, epoch: int) -> dict[str, float]:
+        """Train for one epoch and return the mean of every term and the number of examples."""
+        config, model, first = self.config, self.model, epoch * self.loader.steps
         model.train()
         model.before_epoch(epoch, config.epochs)
         torch.manual_seed(noise_seed(config.seed, epoch, self.fabric.global_rank))
-        means = Means(self.step)
         with self.step.begin():
-            for number, (x, y) in enumerate(self.loader.epoch(epoch), start=1):
-                self.step(x, y, self.scale(epoch * self.loader.steps + number - 1))
-                if number % LOOK_EVERY == 0 and (seen := means.peek()) is not None:
-                    self.bar.step(epoch, number, seen, time.perf_counter() - started)
-                    if not math.isfinite(seen["loss"]):
-                        break
-            return means.read()
+            for number, (x, y) in enumerate(self.loader.epoch(epoch), start=first):
+                self.step(x, y, self.scale(number))
+                self.bar.step()
+            return self.step.means()
 
     def scale(self, step: int) -> float:
         """Return the learning rate at a step, as a factor of the full one."""
@@ -278,9 +269,7 @@ def line(row: Mapping[str, float]) -> str:
     'loss 0.4123  nll 0.4  41,234 images/s'
     """
     numbers = [f"{k.replace('_', ' ')} {v:.4g}" for k, v in row.items() if k not in TIMINGS]
-    if "images_per_second" in row:
-        numbers.append(f"{int(row['images_per_second']):,} images/s")
-    return "  ".join(numbers)
+    return "  ".join([*numbers, f"{int(row['images_per_second']):,} images/s"])
 
 
 class Bar(Progress):
@@ -305,12 +294,10 @@ class Bar(Progress):
         fields: dict[str, Any] = {"epoch": start, "epochs": epochs, "text": ""}
         self.bar = self.add_task("", total=epochs * steps, completed=start * steps, **fields)
 
-    def step(self, epoch: int, done: int, means: Mapping[str, float], seconds: float) -> None:
-        """Show that ``done`` steps of ``epoch`` (from 0) took ``seconds``."""
-        row = {key: value for key, value in means.items() if key != "examples"}
-        row["images_per_second"] = means["examples"] / seconds
-        completed = epoch * self.per_epoch + done
-        self.update(self.bar, completed=completed, epoch=epoch + 1, text=line(row))
+    def step(self) -> None:
+        """Show that one more step is done."""
+        if not self.disable:
+            self.update(self.bar, advance=1)
 
     def epoch(self, row: Mapping[str, float]) -> None:
         """Show the numbers of a finished epoch."""

@@ -144,38 +144,13 @@ class Step:
         values = [term.detach().float() for term in terms.values()]
         self.sums.add_(torch.stack([*values, torch.ones_like(values[0])]), alpha=len(y))
 
+    def means(self) -> dict[str, float]:
+        """Return the mean of every term since ``begin`` and the number of examples, over all processes.
 
-class Means:
-    """The means of a step's sums, copied to the host without waiting but at the end of an epoch."""
-
-    def __init__(self, step: Step) -> None:
-        self.step, self.fabric = step, step.fabric
-        self.host = torch.empty(0)
-        self.copied: torch.cuda.Event | None = None
-
-    def peek(self) -> dict[str, float] | None:
-        """Return what has arrived since the last call, if anything has; several processes wait for it."""
-        if self.fabric.device.type != "cuda" or self.fabric.world_size > 1:
-            return self.read()
-        arrived = None
-        if self.copied is not None:
-            if not self.copied.query():
-                return None
-            arrived = self._means(self.host.tolist())
-        else:
-            self.host = torch.empty_like(self.step.sums, device="cpu", pin_memory=True)
-        self.host.copy_(self.step.sums, non_blocking=True)
-        self.copied = torch.cuda.Event()
-        self.copied.record()
-        return arrived
-
-    def read(self) -> dict[str, float]:
-        """Return the means so far over all processes; waits for the device."""
-        sums = self.fabric.all_reduce(self.step.sums.clone(), reduce_op="sum")
-        return self._means(sums.tolist())  # type: ignore[union-attr]
-
-    def _means(self, sums: list[float]) -> dict[str, float]:
-        means = {name: s / sums[-1] for name, s in zip(self.step.names, sums, strict=True)}
+        It waits for the device.
+        """
+        sums: list[float] = self.fabric.all_reduce(self.sums.clone(), reduce_op="sum").tolist()  # type: ignore[union-attr]
+        means = {name: s / sums[-1] for name, s in zip(self.names, sums, strict=True)}
         return {**means, "examples": sums[-1]}
 
 
