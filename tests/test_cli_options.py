@@ -8,7 +8,7 @@ import pytest
 import tyro
 
 from lpbnn import cli, data
-from lpbnn.cli.options import Start, measured_run, read_config, resumable, resumed
+from lpbnn.cli.options import Start, read_config, resumable, resumed
 from lpbnn.training import EvalConfig, OptimConfig, RunConfig, ScheduleConfig
 from lpbnn.training.build import DataInfo, resolved
 from lpbnn.training.rundir import RunDir
@@ -86,20 +86,6 @@ def test_a_run_that_was_measured_again_is_what_it_was_measured_with_last(folder:
         {"evaluate": replace(UNUSUAL, evaluate=last).to_data()["evaluate"]}
     )
     assert typed(folder).evaluate == last
-
-
-@pytest.mark.parametrize(
-    ("line", "run"),
-    [
-        ("a", "a"),
-        ("--severities 1 2 --ood a", "a"),
-        ("--chunk 8 a --trust", "a"),
-        ("", None),
-        ("a --help", None),
-    ],
-)
-def test_the_measured_run_is_found_wherever_it_stands(line: str, run: str | None) -> None:
-    assert measured_run(line.split()) == (None if run is None else Path(run))
 
 
 def printed(capsys: pytest.CaptureFixture[str], *args: str) -> str:

@@ -18,7 +18,7 @@ from rich.console import Console
 from lpbnn import data, experiments, methods
 from lpbnn.data import Splits
 from lpbnn.experiments import _demo_pictures as pictures
-from lpbnn.experiments import _suite, demo, diversity, stability, table1, table2
+from lpbnn.experiments import _suite, demo, diversity, stability, table1
 from lpbnn.experiments._suite import in_processes, run_all
 from lpbnn.report.page import Picture
 from lpbnn.training import EvalConfig, RunConfig
@@ -280,16 +280,6 @@ def test_the_data_is_read_once_and_every_run_has_a_line(
     ]
     run_all(configs, tmp_path, console, jobs=1)  # finished: not looked at again
     assert len(read) == 1
-
-
-def test_the_papers_own_table_fits_80_columns() -> None:
-    console = Console(file=io.StringIO(), width=80)
-    console.print(table2._published())
-    assert isinstance(console.file, io.StringIO)
-    shown = console.file.getvalue()
-    assert "StreetHazards" in shown
-    assert "BDD-Anomaly" in shown
-    assert "…" not in shown
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -32,6 +32,7 @@ RUNTIME_FILES = {
         "bench/deeplab-ensemble-compiled-h200.json",
     ),
 }
+SEGMENTED = {"streethazards": "StreetHazards", "bdd-anomaly": "BDD-Anomaly"}
 MARK = "†"  # a row whose record has a note of its own
 
 Row = Mapping[str, str]
@@ -191,7 +192,7 @@ def _segmentation(rows: Sequence[Row]) -> str:
                 f"{v:.2f}" if c.percent else f"{v:.4f}"
                 for c, v in zip(SEGMENTATION, values, strict=True)
             )
-            lines.append([f"{table2.TITLES[data]}, paper", _titled(name), "", *found])
+            lines.append([f"{SEGMENTED[data]}, paper", _titled(name), "", *found])
     return _table(["data", "method", "n", *(c.title for c in SEGMENTATION)], lines, 2)
 
 

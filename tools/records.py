@@ -20,6 +20,7 @@ from lpbnn.metric_info import METRICS
 from lpbnn.report.figures import score_quantiles
 from lpbnn.report.pictures import thinned
 from lpbnn.report.runs import Run
+from lpbnn.training import RunConfig
 from lpbnn.training.files import RunError, read_arrays, read_bytes, to_json, write_atomic
 from lpbnn.training.rundir import CONFIG, DATA, RunDir
 
@@ -39,8 +40,8 @@ REMOVED = {
 def unpack(content: Mapping[str, bytes], into: Path) -> Iterator[Path]:
     """Write the runs of an archive as run folders, without weights, and yield their paths.
 
-    Options that were removed since are left out where they were off. ``lpbnn compare``, ``report`` and
-    ``experiment --from`` take such folders.
+    Options of methods that were removed since are left out where they were off, those of the command always.
+    ``lpbnn compare``, ``report`` and ``experiment --from`` take such folders.
     """
     for name in sorted(content):
         entry = json.loads(content[name]) if name.endswith(".json") else None
@@ -48,7 +49,7 @@ def unpack(content: Mapping[str, bytes], into: Path) -> Iterator[Path]:
             continue
         target = RunDir(into / name.removesuffix(".json"))
         target.path.mkdir(parents=True, exist_ok=True)
-        config = entry["config"]
+        config = {k: v for k, v in entry["config"].items() if k in RunConfig.__dataclass_fields__}
         options = {k: v for k, v in config["method_options"].items() if REMOVED.get(k, ...) != v}
         target.write(CONFIG, to_json({**config, "method_options": options}))
         target.write(DATA, to_json(entry["data"]))

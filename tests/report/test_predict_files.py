@@ -29,35 +29,16 @@ def question(method: str, output_stride: int = 16) -> Question:
     return Question(build_model(config, info), info, samples=1)
 
 
-@pytest.mark.parametrize(
-    ("width", "height", "full_size", "message"),
-    [
-        (
-            5,
-            7,
-            True,
-            "is 5x7; .* 16x16, the network's output stride. Fix: enlarge it, or leave out",
-        ),
-        (9, 10, True, ".*leave out --full-size, or train with backbone.output_stride=8.$"),
-        (9, 90, True, ".*Fix: enlarge it, or train with backbone.output_stride=8.$"),
-        (
-            20,
-            80,
-            False,
-            "is 20x80, resized to the training's height 8x32; .*, or give --full-size, or",
-        ),
-        (2, 80, False, "is 2x80, resized .* 1x32; .* Fix: cut it to a shape that is less narrow.$"),
-    ],
-)
+@pytest.mark.parametrize("width", [20, 2])
 @pytest.mark.parametrize("method", ["mcp", "lpbnn", "ensemble", "mimo"])
 def test_a_picture_too_small_is_named_before_a_map_is_written(
-    tmp_path: Path, method: str, width: int, height: int, full_size: bool, message: str
+    tmp_path: Path, method: str, width: int
 ) -> None:
-    for name, size in (("a.png", (64, 48)), ("tiny.png", (width, height))):
+    for name, size in (("a.png", (64, 48)), ("tiny.png", (width, 80))):
         Image.new("RGB", size).save(tmp_path / name)
     ask, out = question(method), tmp_path / "maps"
-    with pytest.raises(ValueError, match=f"tiny.png {message}"):
-        segmented(ask, [tmp_path / "a.png", tmp_path / "tiny.png"], out, full_size)
+    with pytest.raises(ValueError, match=f"tiny.png is {width}x80, resized .* Fix: cut it to"):
+        segmented(ask, [tmp_path / "a.png", tmp_path / "tiny.png"], out)
     assert not out.exists()
 
 
@@ -90,13 +71,10 @@ def test_many_pictures_go_through_the_network_in_parts(
         assert whole == pytest.approx(parted, abs=1e-5)
 
 
-@pytest.mark.parametrize("full_size", [True, False])
 @pytest.mark.parametrize("stride", [8, 16])
-def test_a_picture_as_small_as_the_output_stride_is_answered(
-    tmp_path: Path, stride: int, full_size: bool
-) -> None:
-    Image.new("RGB", (stride, stride if full_size else 32)).save(tmp_path / "a.png")
-    segmented(question("lpbnn", stride), [tmp_path / "a.png"], tmp_path / "maps", full_size)
+def test_a_picture_as_small_as_the_output_stride_is_answered(tmp_path: Path, stride: int) -> None:
+    Image.new("RGB", (stride, 32)).save(tmp_path / "a.png")
+    segmented(question("lpbnn", stride), [tmp_path / "a.png"], tmp_path / "maps")
     assert (tmp_path / "maps" / "a.npz").exists()
 
 
@@ -147,10 +125,6 @@ def test_a_regression_answers_in_the_unit_of_its_targets(tmp_path: Path, targets
     assert (p.epistemic > 0).all()
     with pytest.raises(ValueError, match=r"neither a .csv nor a .json .* of a regression run"):
         answered(ask, paths, tmp_path / "maps")
-    with pytest.raises(
-        ValueError, match="is one of regression, .* --full-size is for segmentation"
-    ):
-        answered(ask, paths, full_size=True)
 
 
 def test_a_run_with_conformal_scores_names_the_classes_of_the_set(tmp_path: Path) -> None:

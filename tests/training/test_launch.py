@@ -19,8 +19,6 @@ Make = Callable[..., RunConfig]
 
 
 def test_what_cannot_be_started_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="nodes is 2, .* torchrun --nnodes 2 --nproc-per-node 1"):
-        launch(make(nodes=2))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ValueError, match="devices is 4, but torch finds 1 CUDA device"):

@@ -25,13 +25,13 @@ from lpbnn.bench import METHODS, Setup
 from lpbnn.cli.options import (
     Start,
     all_options,
-    measured_run,
     resumed,
     with_options,
     write_config,
 )
+from lpbnn.metric_info import METRICS
 from lpbnn.training import EvalConfig, Interrupted, RunConfig
-from lpbnn.training.files import printable
+from lpbnn.training.files import CONFIG, printable
 
 console = Console()
 Runs = Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN")]
@@ -144,7 +144,7 @@ def train(
         _say(f"run folder: {out}")
     results = run(config, out, resume=resume is not None, overwrite=overwrite)
     if results:  # of several processes, only the first has them
-        _show([out])
+        _tell(results)
         _say(f"finished; run folder: {out}")
 
 
@@ -173,19 +173,32 @@ def evaluate(
     """
     from lpbnn.training.run import reevaluate
 
-    results = reevaluate(run, settings, data_root=data_root, trust=trust)
-    if results:  # of several processes, only the first has them
-        _show([run])
+    _tell(reevaluate(run, settings, data_root=data_root, trust=trust))
 
 
 def _evaluate(args: list[str]) -> Callable[..., None]:
     """Return ``evaluate``, whose settings are those of the run that the arguments name."""
-    folder = measured_run(args)
+    folder = next((Path(given) for given in args if Path(given, CONFIG).is_file()), None)
     if folder is None:
         return evaluate
     from lpbnn.training.rundir import RunDir
 
     return partial(evaluate, settings=RunDir(folder).config_as_measured().evaluate)
+
+
+def _tell(results: dict[str, Any]) -> None:
+    """Print the numbers of one run; ``compare`` has them beside those of others."""
+    parts = {"test set": results["test"], "corrupted": results["corruption"]}
+    parts |= {f"out of distribution, {name}": found for name, found in results["ood"].items()}
+    for name, numbers in parts.items():
+        shown = [
+            f"{METRICS[key].title} {METRICS[key].format(value)}{METRICS[key].unit}"
+            for key, value in (numbers or {}).items()
+            if key in METRICS and value is not None
+        ]
+        _say(f"{name}: {', '.join(shown)}" if shown else "")
+    if epoch := results["train"]["diverged"]:
+        _say(f"diverged in epoch {epoch}", style="red")
 
 
 def calibrate(
@@ -241,8 +254,6 @@ def calibrate(
 
 
 def _show_scaling(run: Path, found: dict[str, Any], after: dict[str, float]) -> None:
-    from lpbnn.metric_info import METRICS
-
     table = Table(box=None)
     table.add_column("test set", no_wrap=True, style="cyan")
     table.add_column("before", justify="right")
@@ -309,10 +320,7 @@ def join(runs: Runs, out: Out, trust: bool = False) -> None:
     """
     from lpbnn.training.ensemble_from_runs import ensemble_from_runs
 
-    if ensemble_from_runs(
-        runs, out, trust=trust
-    ):  # of several processes, only the first has results
-        _show([out])
+    _tell(ensemble_from_runs(runs, out, trust=trust))
 
 
 def compare(
@@ -327,18 +335,17 @@ def compare(
         format: for the terminal, a README, a paper (booktabs) or a program.
         legend: print the definitions of the metrics below the table.
     """
-    found = _given(runs, "compare")
-    if format == "table":
-        _show(found, legend)
-    else:
-        from lpbnn.report.formats import FORMATS
-        from lpbnn.report.runs import by_data, read_runs
-        from lpbnn.report.tables import comparison
+    from lpbnn.report.formats import FORMATS, print_table
+    from lpbnn.report.runs import by_data, read_runs
+    from lpbnn.report.tables import comparison
 
-        read = read_runs(_finished(found))
-        # A CSV file is one table: several data sets are an error that says so.
-        parts = [read] if format == "csv" else by_data(read).values()
-        tables = map(comparison, parts)
+    read = read_runs(_finished(_given(runs, "compare")))
+    # Numbers compare within one data set only; a CSV file is one table, so several are an error there.
+    tables = map(comparison, [read] if format == "csv" else by_data(read).values())
+    if format == "table":
+        for table in tables:
+            print_table(table, console, legend)
+    else:
         print("\n".join(map(FORMATS[format], tables)), end="")
 
 
@@ -360,7 +367,6 @@ def predict(
     samples: int = 4,
     seed: int = 0,
     out: Annotated[Path | None, arg(aliases=["-o"])] = None,
-    full_size: bool = False,
     trust: bool = False,
 ) -> None:
     """Predict image files with a trained run, with uncertainties and an OOD score.
@@ -375,7 +381,6 @@ def predict(
         out: file for the predictions, .csv or .json, with the probability of every class. Segmentation:
             folder for NAME.png (input, classes, confidence, uncertainty) and NAME.npz (the maps) of each
             image.
-        full_size: segmentation: do not resize the images.
         trust: import the modules that the run's config names (MODULE:NAME).
 
     Uncertainties are in nats, those of a regression run standard deviations in the target's unit. The
@@ -389,11 +394,11 @@ def predict(
 
     if not images:
         raise ValueError("no image was given. Fix: lpbnn predict RUN IMAGE...")
-    predict_files.require_answerable(RunDir(run).data(), full_size)
+    predict_files.require_answerable(RunDir(run).data())
     loaded = load_run(run, trust=trust)
     conformal = RunDir(run).conformal()
     ask = predict_files.Question(loaded.model, loaded.data, samples, seed, conformal)
-    print_whole(predict_files.answered(ask, images, out, full_size), console)
+    print_whole(predict_files.answered(ask, images, out), console)
     if loaded.data.task == "segmentation" and out is None:
         console.print("For the maps give a folder: lpbnn predict RUN IMAGE... -o maps")
 
@@ -515,15 +520,6 @@ def _run_command(
         tyro.cli(commands[args[0]], prog=f"{prog} {args[0]}", args=args[1:])
         return
     tyro.extras.subcommand_cli_from_dict(commands, prog=prog, description=description, args=args)
-
-
-def _show(runs: list[Path], legend: bool = False) -> None:
-    from lpbnn.report import comparison, print_table
-    from lpbnn.report.runs import by_data, read_runs
-
-    parts = by_data(read_runs(_finished(runs)))  # numbers compare within one data set only
-    for part in parts.values():
-        print_table(comparison(part), console, legend)
 
 
 def _given(runs: tuple[Path, ...], command: str) -> list[Path]:

@@ -14,13 +14,12 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import tyro
-from tyro.conf import Positional, arg
+from tyro.conf import arg
 
 from lpbnn import methods, registry, source
 from lpbnn.source import Option
 from lpbnn.training.config import (
     MAY_DIFFER,
-    EvalConfig,
     RunConfig,
     differences,
     from_data,
@@ -168,27 +167,6 @@ def write_config(config: RunConfig) -> str:
     import yaml
 
     return yaml.safe_dump(to_data(config), sort_keys=False)
-
-
-def measured_run(args: Sequence[str]) -> Path | None:
-    """Return the run that ``lpbnn eval`` is given, whose settings are its defaults.
-
-    >>> str(measured_run(["--samples", "8", "runs/a", "--no-ood"]))
-    'runs/a'
-    """
-    if {"-h", "--help"} & set(args):
-        return None
-    how: dict[str, Any] = {"add_help": False, "return_unknown_args": True}
-    return tyro.cli(_measured_run, args=list(args), prog="lpbnn eval", **how)[0]
-
-
-def _measured_run(
-    settings: Annotated[EvalConfig, arg(name="")],  # so that its values are not taken for the run
-    data_root: str | None = None,
-    trust: bool = False,
-    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN")] = (),
-) -> Path | None:
-    return runs[0] if len(runs) == 1 else None
 
 
 def resumable(folder: Path, trust: bool = False) -> RunConfig:

@@ -217,20 +217,20 @@ def read_picture(
         return np.asarray(pixels, dtype=np.uint8).reshape(height, width, channels)
 
 
-def read_scene(path: Path | str, height: int | None) -> Tensor:
-    """One file to uint8 (3, H, W) of a height, its shape kept; None: of its own size."""
+def read_scene(path: Path | str, height: int) -> Tensor:
+    """One file to uint8 (3, H, W) of a height, its shape kept."""
     with opened(path) as picture:
         size = scaled(size_shown(picture), height)
     return _as_tensor(read_picture(path, size=size, resample=BICUBIC))
 
 
-def scaled(size: Size, height: int | None) -> Size:
+def scaled(size: Size, height: int) -> Size:
     """Height and width that a scene of a size is read in.
 
-    >>> scaled((720, 1280), 360), scaled((720, 1280), None)
-    ((360, 640), (720, 1280))
+    >>> scaled((720, 1280), 360)
+    (360, 640)
     """
-    return size if height is None else (height, max(1, round(size[1] * height / size[0])))
+    return height, max(1, round(size[1] * height / size[0]))
 
 
 def read_images(paths: Sequence[Path | str], shape: tuple[int, ...]) -> Tensor:

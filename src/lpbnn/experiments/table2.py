@@ -10,9 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from lpbnn import registry
 from lpbnn.experiments._suite_options import SuiteOptions
@@ -49,7 +47,6 @@ SOURCE = (
     "score; AUROC, AUPR and FPR95 for each image with anomalous pixels, then averaged (the protocol of "
     "anomaly-seg, which counts void pixels as in-distribution)"
 )
-TITLES = {"streethazards": "StreetHazards", "bdd-anomaly": "BDD-Anomaly"}
 Preset = Literal[
     "street-scenes",
     "camvid-anomaly",
@@ -242,10 +239,7 @@ def run(config: Config, console: Console) -> Path:
     found = [one for one in runs if not config.methods or _row(one) in rows]
     order = list(VARIANTS)
     found.sort(key=lambda one: order.index(row) if (row := _row(one)) in order else len(order))
-    written = show(found, config.report, console, "Table 2", comparison)
-    if not any(one.data.name in PAPER for one in found):
-        console.print(_published())
-    return written
+    return show(found, config.report, console, "Table 2", comparison)
 
 
 def _row(run: "Run") -> str:
@@ -261,26 +255,3 @@ def _label(row: str) -> str:
 
     method, plus, what = row.partition("+")
     return f"{title(method)}+{what.upper()}" if plus else method
-
-
-def _published() -> Table:
-    """Return the paper's own table, for data that it does not have."""
-    from lpbnn.metric_info import METRICS
-
-    table = Table(
-        title="The paper's numbers, on other data: directions, not values, compare with ours",
-        caption=SOURCE,
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),  # to fit 80 columns
-    )
-    for head in ("data", "method"):
-        table.add_column(head, no_wrap=True)
-    for key in KEYS:
-        info = METRICS[key]
-        table.add_column(f"{info.title} {info.unit}{info.arrow}", justify="right")
-    for data, rows in PAPER.items():
-        for row, (miou, *others) in rows.items():
-            numbers = (f"{miou:.2f}", *(f"{value:.4f}" for value in others))
-            table.add_row(TITLES[data], _label(row), *numbers)
-    return table

@@ -68,7 +68,7 @@ class Question(Predictor):
         return tuple(map(printable, names))
 
 
-def require_answerable(data: DataInfo, full_size: bool = False) -> None:
+def require_answerable(data: DataInfo) -> None:
     """Refuse what no picture can be an answer for, from what is known before the network is loaded."""
     if len(data.shape) != 3:
         back = " (of its mean, * data.target_std + data.target_mean)" * (data.task == "regression")
@@ -77,20 +77,13 @@ def require_answerable(data: DataInfo, full_size: bool = False) -> None:
             "predict takes pictures, (channels, height, width). Fix: in Python, model, _, data = "
             f"lpbnn.training.run.load_run(RUN), then lpbnn.predict(model, data.normalise(inputs)){back}."
         )
-    if full_size and data.task != "segmentation":
-        raise ValueError(
-            f"the run is one of {data.task}, which knows one size; --full-size is for segmentation. "
-            "Fix: leave it out."
-        )
 
 
-def answered(
-    ask: Question, images: Sequence[Path], out: Path | None = None, full_size: bool = False
-) -> Table:
+def answered(ask: Question, images: Sequence[Path], out: Path | None = None) -> Table:
     """What the run says of the images, as its task has it; with ``out``, also as files."""
-    require_answerable(ask.data, full_size)
+    require_answerable(ask.data)
     if ask.data.task == "segmentation":
-        return segmented(ask, images, out, full_size)
+        return segmented(ask, images, out)
     return (estimated if ask.data.task == "regression" else classified)(ask, images, out)
 
 
@@ -203,18 +196,16 @@ def _json(answers: Sequence[Answer]) -> str:
 WRITERS = {".csv": _csv, ".json": _json}
 
 
-def segmented(
-    ask: Question, images: Sequence[Path], out: Path | None = None, full_size: bool = False
-) -> Table:
+def segmented(ask: Question, images: Sequence[Path], out: Path | None = None) -> Table:
     """A line for every scene; with ``out`` also its maps, as a picture and as numbers."""
     names = _names(images)
     if out is not None:
         _require_folder(out)
-    _require_sizes(ask, images, full_size)  # before anything is written
+    _require_sizes(ask, images)  # before anything is written
     columns = ("classes, by share of pixels", "confidence", "unsure %", "epistemic")
     table = Table(Column("image", overflow="fold"), *columns)
     for path, name in zip(images, names, strict=True):
-        picture = read_scene(path, None if full_size else ask.data.shape[1])
+        picture = read_scene(path, ask.data.shape[1])
         p = ask(
             picture[None], keep_members=False
         )  # one by one: sizes differ, and memory is bounded
@@ -257,26 +248,19 @@ def _largest(labels: np.ndarray, classes: Sequence[str]) -> str:
     return ", ".join(f"{classes[number]} {percent(share)}" for number, share in found)
 
 
-def _require_sizes(ask: Question, images: Sequence[Path], full_size: bool) -> None:
+def _require_sizes(ask: Question, images: Sequence[Path]) -> None:
     """No picture is damaged, as far as its head tells, or smaller than the network can take."""
     strides = [net.output_stride for net in ask.model.modules() if isinstance(net, DeepLab)]
-    least, height = max(strides, default=1), ask.data.shape[1]
+    least = max(strides, default=1)
     for path in images:
         own = header(path).size
-        trained = scaled(own, height)
-        size, other = (own, trained) if full_size else (trained, own)
-        if min(size) >= least:
-            continue
-        fixes = ["enlarge it" if full_size else "cut it to a shape that is less narrow"]
-        if min(other) >= least:
-            fixes.append("leave out --full-size" if full_size else "give --full-size")
-        if min(size) >= 8:
-            fixes.append("train with backbone.output_stride=8")
-        resized = f", resized to the training's height {_text(size)}" if size != own else ""
-        raise ValueError(
-            f"{path} is {_text(own)}{resized}; expected at least {_text((least, least))}, the network's "
-            f"output stride. Fix: {', or '.join(fixes)}."
-        )
+        size = scaled(own, ask.data.shape[1])
+        if min(size) < least:
+            raise ValueError(
+                f"{path} is {_text(own)}, resized to the training's height {_text(size)}; expected at least "
+                f"{_text((least, least))}, the network's output stride. Fix: cut it to a shape that is less "
+                "narrow."
+            )
 
 
 def _text(size: tuple[int, int]) -> str:

@@ -25,7 +25,6 @@ from lpbnn.report.runs import (
     plural,
     read_runs,
 )
-from lpbnn.training.environment import were_alone
 from lpbnn.training.rundir import RunDir
 
 Mark = Literal["", "best", "second"]
@@ -581,10 +580,7 @@ def uncertainty(groups: Sequence[Group]) -> Table:
 def cost(groups: Sequence[Group]) -> Table:
     """What a method costs, also relative to the plain network where that is among the rows."""
     columns = [Column(key, info, marked=False) for key, info in COSTS.items()]
-    # A zero says that the system does not tell.
-    cells = {
-        g.label: {key: Cell.of(v or None for v in _costs(g, key)) for key in COSTS} for g in groups
-    }
+    cells = {g.label: {key: Cell.of(g.values(*key.split("/"))) for key in COSTS} for g in groups}
     notes = _cost_notes(groups)
     bases: dict[str, None] = {}
     own = {label: dict(numbers) for label, numbers in cells.items()}
@@ -613,15 +609,6 @@ def baseline(group: Group, groups: Sequence[Group]) -> Group | None:
 def _deviation(run: Run, variance: float | None) -> float | None:
     """A variance of the standardised target as a deviation in the target's own unit."""
     return None if variance is None else run.data.target_std * math.sqrt(max(variance, 0.0))
-
-
-def _costs(group: Group, key: str) -> list[float | None]:
-    """Of every run; times of those that shared the device only where all of the row did."""
-    values = group.values(*key.split("/"))
-    alone = [were_alone(run.sessions) for run in group.runs]
-    if "second" not in key or not any(alone):
-        return values
-    return [value if by_itself else None for value, by_itself in zip(values, alone, strict=True)]
 
 
 def measured_on(groups: Sequence[Group], key: str) -> list[str]:
@@ -717,26 +704,12 @@ def _cost_notes(groups: Sequence[Group]) -> list[str]:
     if devices := [run.at("cost", "device") for run in runs]:
         caution = "; times on different devices do not compare" * (len(set(devices)) > 1)
         notes.append(f"Measured on {listed(devices)}{caution}.")
-    rows = [[were_alone(run.sessions) for run in group.runs] for group in groups]
-    if left_out := sum(alone.count(False) for alone in rows if any(alone)):
-        notes.append(
-            f"{plural(left_out, 'run')} shared the device with others: times of these are left out, because "
-            "others of their row had it to themselves."
-        )
-    if shared := sum(len(alone) for alone in rows if not any(alone)):
+    if shared := sum(any(one.get("beside", 1) > 1 for one in run.sessions) for run in runs):
         notes.append(
             f"{plural(shared, 'run')} shared the device with others: alone they are faster."
         )
-    if in_turn := sum(
-        were_alone(run.sessions) and any(one.get("beside", 1) > 1 for one in run.sessions)
-        for run in runs
-    ):
-        notes.append(
-            f"{plural(in_turn, 'run')} had the device alone, but compiled beside others, which is part of the "
-            "training's time: alone they compile faster."
-        )
     if kinds := [run.at("cost", "memory") for run in runs]:
-        shared = any("resident" in str(kind) for kind in kinds)
-        caution = ", with all that it held before: compare it only between processes" * shared
+        resident = any("resident" in str(kind) for kind in kinds)
+        caution = ", with all that it held before: compare it only between processes" * resident
         notes.append(f"Memory: {listed(kinds)}{caution}.")
     return notes

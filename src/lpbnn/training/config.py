@@ -36,7 +36,7 @@ Precision: TypeAlias = Literal["32", "bf16", "fp16"]
 
 # Where and how fast a run goes, and what is shown of it.
 _CIRCUMSTANCES = {
-    *("data_root", "device", "devices", "nodes", "strategy", "compile", "memory_budget", "graph"),
+    *("data_root", "device", "devices", "compile", "memory_budget", "graph"),
     *("checkpoint_every", "progress", "tensorboard"),
 }
 # Settings, by path, in which two runs may differ that count as the same for a purpose.
@@ -212,10 +212,7 @@ class RunConfig:
     """Keep images with the channels last in memory: faster convolutions on a GPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     devices: PositiveInt = 1
-    """Processes on each node, one device each; under torchrun its own count is taken."""
-    nodes: PositiveInt = 1
-    strategy: Literal["auto", "ddp", "ddp_find_unused_parameters_true"] = "auto"
-    """Fabric's strategy for several processes; auto is ddp."""
+    """Processes, one device each; under torchrun its own count is taken, over all machines."""
     validate_every: NonNegativeInt = 1
     """Epochs between looks at the validation part; 0 never looks."""
     checkpoint_every: PositiveInt = 1

@@ -23,8 +23,7 @@ TRIES = 3  # a GPU that others use at the same time may refuse a recording once
 
 def records(config: RunConfig, fabric: "Fabric") -> bool:
     """Return True if the step is recorded: on one GPU alone, without fp16's scaling of the loss."""
-    alone = fabric.world_size == 1 and config.strategy == "auto"
-    one_gpu = fabric.device.type == "cuda" and alone
+    one_gpu = fabric.device.type == "cuda" and fabric.world_size == 1
     return config.graph and one_gpu and config.precision != "fp16"
 
 

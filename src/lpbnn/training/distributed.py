@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -49,16 +48,14 @@ def launch(config: RunConfig, alone: bool = False) -> "Fabric":
     >>> fabric.device, fabric.world_size
     (device(type='cpu'), 1)
     """
-    if alone:
-        config = replace(config, devices=1, nodes=1, strategy="auto")
     accelerator = _accelerator(config)
-    devices, nodes = _processes(config, accelerator)
+    devices, nodes = (1, 1) if alone else _processes(config, accelerator)
     fabric_module = _fabric()
     fabric = fabric_module.Fabric(
         accelerator=accelerator,
         devices=devices,
         num_nodes=nodes,
-        strategy="ddp" if devices * nodes > 1 and config.strategy == "auto" else config.strategy,
+        strategy="ddp" if devices * nodes > 1 else "auto",
         **_precision(config, accelerator, fabric_module.plugins.MixedPrecision),
     )
     first = not _is_connected()
@@ -93,17 +90,11 @@ def _accelerator(config: RunConfig) -> str:
 
 
 def _processes(config: RunConfig, accelerator: str) -> tuple[int, int]:
-    """Return processes per node and nodes; torchrun has decided both already where it started us."""
-    devices, nodes = config.devices, config.nodes
+    """Return processes per machine and machines; torchrun has decided both already where it started us."""
+    devices, nodes = config.devices, 1
     if distributed.is_available() and distributed.is_torchelastic_launched():
         devices, world = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
         nodes = world // devices
-    elif nodes > 1 and not {"SLURM_NTASKS", "NODE_RANK"} & set(os.environ):
-        raise ValueError(
-            f"nodes is {nodes}, and nothing says which of them this is. Fix: on every node, torchrun "
-            f"--nnodes {nodes} --nproc-per-node {devices} --rdzv-backend c10d --rdzv-endpoint HOST:PORT "
-            "-m lpbnn train ..., or srun."
-        )
     if accelerator == "cuda" and devices > torch.cuda.device_count():
         raise ValueError(
             f"devices is {devices}, but torch finds {torch.cuda.device_count()} CUDA device(s). Fix: one "

@@ -2,19 +2,14 @@
 
 import os
 import platform
+import resource
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
 
 BESIDE = "LPBNN_RUNS_BESIDE"  # how many runs share the machine: their times are not those of one
 _PACKAGES = (
@@ -49,17 +44,6 @@ def environment(device: torch.device | str = "cpu", processes: int = 1) -> dict[
     }
 
 
-def were_alone(sessions: Iterable[Mapping[str, Any]]) -> bool:
-    """Return True if no other run used the device in any session of a run.
-
-    Records from before 0.2 may have "in_turn": other runs were there, but waited meanwhile.
-
-    >>> were_alone([{"beside": 1}, {"beside": 4, "in_turn": True}]), were_alone([{"beside": 4}])
-    (True, False)
-    """
-    return all(one.get("beside", 1) == 1 or one.get("in_turn", False) for one in sessions)
-
-
 def device_name(device: torch.device | str) -> str:
     """Return the accelerator's own name, or the processor's architecture.
 
@@ -79,15 +63,13 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the peak in bytes; 0 if the system does not say.
+    """Return the peak in bytes.
 
     >>> peak_memory(torch.device("cpu")) > 2**20
     True
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    if resource is None:
-        return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

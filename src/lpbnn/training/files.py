@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 CONFIG = "config.json"  # what makes a folder that of a run
 MOST_ARRAYS = 2**30  # bytes of the arrays of one file
-# A pipe without a writer is not waited for. Windows lacks that flag and the next, and needs the third.
-_FLAGS = sum(getattr(os, flag, 0) for flag in ("O_RDONLY", "O_NONBLOCK", "O_BINARY"))
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK  # a pipe without a writer is not waited for
 
 
 class Interrupted(KeyboardInterrupt):
@@ -41,7 +39,7 @@ def read_regular(path: Path) -> bytes:
         "folder if it is not yours; otherwise put the file itself there."
     )
     try:
-        return _content(path, _FLAGS | _NO_LINK, refused)
+        return _content(path, _FLAGS | os.O_NOFOLLOW, refused)
     except OSError as error:
         raise refused if path.is_symlink() else _unreadable(path, error) from error
 

@@ -22,6 +22,7 @@ holds a lock. Symlinks in the folder are never followed.
 """
 
 import csv
+import fcntl
 import hashlib
 import io
 import json
@@ -54,11 +55,6 @@ from lpbnn.training.files import (
     to_json,
     write_atomic,
 )
-
-try:
-    import fcntl
-except ImportError:  # Windows: runs are not locked
-    fcntl = None  # type: ignore[assignment]
 
 DATA, ENVIRONMENT = "data.json", "environment.json"
 LOG, CHECKPOINT, WEIGHTS = "log.csv", "checkpoint.pt", "weights.safetensors"
@@ -131,19 +127,16 @@ class RunDir:
             with suppress(OSError):  # not empty
                 for folder in made:
                     folder.rmdir()
-            if fcntl:
-                os.close(handle)
+            os.close(handle)
 
     def _open_locked(self) -> int:
-        """Make the folder and return a handle that has its lock, -1 on a system without locks."""
+        """Make the folder and return a handle that has its lock."""
         for _ in range(100):
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
-                handle = os.open(self.path, os.O_RDONLY) if fcntl else -1
+                handle = os.open(self.path, os.O_RDONLY)
             except OSError as error:
                 raise RunError(f"{self.path} could not be made: {error}.") from error
-            if not fcntl:
-                return handle
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
