@@ -290,7 +290,7 @@ def _record(model: Any, training: bool, run: Callable[..., Any], call: Call) -> 
         stack.enter_context(_same_buffers(model.net))
         stack.enter_context(_quiet(model.net, training))
         for path, module in model.net.named_modules():
-            if model.is_converted(module):
+            if isinstance(module, model.member_layer):
 
                 def keep(_: Any, args: Any, kwargs: Any, output: Any, path: str = path) -> None:
                     if vmap_is_running():

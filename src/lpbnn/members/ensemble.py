@@ -61,13 +61,15 @@ class MemberEnsemble(UncertainModel):
     ``lpbnn.check`` compares the two on a few rows of the first batch; if they differ, the model warns and
     uses the reference from then on.
 
-    A method defines ``sample`` and ``probe``; its layers read ``slot``.
+    A method defines ``member_layer``, ``sample`` and ``probe``; its layers read ``slot``.
 
     Args:
         net: the converted network.
         expand_at: path of the module in front of which the batch is expanded, or several; "" is the
             whole network; None finds it (``lpbnn.members.partial``).
     """
+
+    member_layer: type[nn.Module]  # the class of the layers in which members differ
 
     def __init__(
         self,
@@ -96,13 +98,9 @@ class MemberEnsemble(UncertainModel):
             self.points.remove()
             self.points = ExpansionPoints(self.net, paths, self.slot)
 
-    def is_converted(self, module: nn.Module) -> bool:
-        """Return True if members differ in this module."""
-        raise NotImplementedError
-
     def find_expansion_points(self) -> tuple[list[list[str]], list[str]]:
         """Return choices of expansion points to check, and the one to use without a check."""
-        return find_expansion_points(self.net, self.is_converted)
+        return find_expansion_points(self.net, self.member_layer)
 
     def sample(self, samples: int = 1) -> Sampled:
         """Sample ``samples`` draws of every member."""

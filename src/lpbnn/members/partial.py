@@ -17,7 +17,7 @@ A module may make three promises as attributes:
   compiler does not hold one copy r * x per layer.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from lpbnn.convert.transposed import is_transposed_linear
-from lpbnn.members.call import Call, call_kind, is_batched, mask_arguments
+from lpbnn.members.call import Argument, Call, call_kind, is_batched, mask_arguments
 from lpbnn.members.passes import Loop, MemberPass, PassSlot
 from lpbnn.members.rows import expand_batch
 from lpbnn.registry import did_you_mean
@@ -40,8 +40,19 @@ VECTORS = 16  # times as many in a batch of vectors or sequences, which members 
 # of 1280x720 has 15 M numbers: its members run together, and one by one from two frames on.
 FULL_PART = {"cpu": 2**16, "cuda": 2**24}
 UNROLLED = 8  # a compiler writes out every member of a loop: no more of them than this
-
-IsConverted = Callable[[nn.Module], bool]
+CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # these have no forward
+# Layers worth running only once.
+COSTLY = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    nn.RNNBase,
+    nn.MultiheadAttention,
+)
 
 
 class ExpansionPoints:
@@ -61,14 +72,16 @@ class ExpansionPoints:
         self.paths = list(paths)
         self.slot = slot
         self.whole_network = self.paths == [""]
-        self.modules = {net.get_submodule(path): path for path in self.paths if path}
         # While a check runs: the inputs that hold no examples, by point and kind of call.
         self.observed: dict[str, list[int]] | None = None
-        # True if a part behind the shared one may run a few members at a time.
-        self.can_loop = any(getattr(module, "loop_members", False) for module in self.modules)
-        self.masks = {module: mask_arguments(module) for module in self.modules}
+        self.can_loop = False  # True if a point may run a few members at a time
+        self.modules: dict[nn.Module, str] = {}  # the paths
+        self.masks: dict[nn.Module, list[Argument]] = {}
         self.handles: list[RemovableHandle] = []
-        for module in self.modules:
+        for path in self.paths if not self.whole_network else ():
+            module = net.get_submodule(path)
+            self.modules[module], self.masks[module] = path, mask_arguments(module)
+            self.can_loop = self.can_loop or getattr(module, "loop_members", False)
             self.handles.append(module.register_forward_pre_hook(self.expand, with_kwargs=True))
             self.handles.append(module.register_forward_hook(self.concatenate_members))
 
@@ -161,7 +174,7 @@ def _own_arguments(call: Call, state: MemberPass, start: int, count: int) -> tup
 
 
 def find_expansion_points(
-    net: nn.Module, is_converted: IsConverted
+    net: nn.Module, member_layer: type[nn.Module]
 ) -> tuple[list[list[str]], list[str]]:
     """Return choices of expansion points, those that share most of the network first, and a safe choice.
 
@@ -170,15 +183,19 @@ def find_expansion_points(
     skip may go around a point), so ``lpbnn.check`` compares each with the reference, in this order. The safe
     choice, for a model that compares nothing, is the points that a module names, or the outermost ones
     below the whole network.
+
+    Args:
+        net: the network.
+        member_layer: the class of its converted layers.
     """
-    if not has_unconverted(net, is_converted):
+    if not has_unconverted(net, member_layer):
         return [[""]], [""]
-    deepest = _descend("", net, is_converted)
+    deepest = _descend("", net, member_layer)
     depth = max(point.count(".") for point in deepest)
     choices = [deepest]
     for level in range(depth, 0, -1):
         outer = list(dict.fromkeys(".".join(point.split(".")[:level]) for point in deepest))
-        if all(_is_called(net.get_submodule(point)) for point in outer):
+        if not any(isinstance(net.get_submodule(point), CONTAINERS) for point in outer):
             choices.append(outer)
     parents = [net.get_submodule(point.rpartition(".")[0]) for point in deepest]
     safe = deepest if all(hasattr(parent, "expand_at") for parent in parents) else choices[-1]
@@ -186,32 +203,48 @@ def find_expansion_points(
     return [choice for i, choice in enumerate(choices) if choice not in choices[:i]], safe
 
 
-def _descend(path: str, module: nn.Module, is_converted: IsConverted) -> list[str]:
+def _descend(path: str, module: nn.Module, member_layer: type[nn.Module]) -> list[str]:
     """Return the largest modules without an unconverted layer, in the order of registration."""
-    if named := _named_points(path, module, is_converted):  # first: a module knows its parts best
+    if named := _named_points(path, module, member_layer):  # first: a module knows its parts best
         return named
-    whole = _is_called(module) and not has_unconverted(module, is_converted)
-    if path and (is_converted(module) or whole):
+    if path and not isinstance(module, CONTAINERS) and not has_unconverted(module, member_layer):
         return [path]
-    holders = _holders(path, module, is_converted)
-    return [point for name, child in holders for point in _descend(name, child, is_converted)]
+    return [
+        point
+        for name, child in module.named_children()
+        if _converted(child, member_layer)
+        for point in _descend(f"{path}.{name}" if path else name, child, member_layer)
+    ]
 
 
-def _named_points(path: str, module: nn.Module, is_converted: IsConverted) -> list[str]:
+def _named_points(path: str, module: nn.Module, member_layer: type[nn.Module]) -> list[str]:
     """Return the points that a module names, from the first with a converted layer on."""
     names = getattr(module, "expand_at", ())
     try:
-        layers = [_converted(module.get_submodule(name), is_converted) for name in names]
+        layers = [_converted(module.get_submodule(name), member_layer) for name in names]
     except (TypeError, AttributeError) as error:
         raise ValueError(
             f"{type(module).__name__} has expand_at = {names!r}; expected the names of modules of its "
             "own, in the order of their calls. Fix: expand_at = ('first', 'second')."
         ) from error
-    if _converted(module, is_converted) != set().union(*layers):
+    if _converted(module, member_layer) != set().union(*layers):
         return []  # there are converted layers outside of them, too
     first = next(i for i, part in enumerate(layers) if part)
     named = [f"{path}.{name}" if path else name for name in names[first:]]
     return named if len(named) > 1 else []  # a single one may hold a smaller point
+
+
+def _converted(module: nn.Module, member_layer: type[nn.Module]) -> set[nn.Module]:
+    return {inner for inner in module.modules() if isinstance(inner, member_layer)}
+
+
+def has_unconverted(module: nn.Module, member_layer: type[nn.Module]) -> bool:
+    """Return True if a layer below could have been converted and was not."""
+    if isinstance(module, member_layer):
+        return False
+    if isinstance(module, COSTLY) or is_transposed_linear(module):
+        return True
+    return any(has_unconverted(child, member_layer) for child in module.children())
 
 
 def given_points(net: nn.Module, expand_at: str | Sequence[str]) -> list[str]:
@@ -227,48 +260,6 @@ def given_points(net: nn.Module, expand_at: str | Sequence[str]) -> list[str]:
             hint = did_you_mean(point, paths)
             raise ValueError(f"expand_at={point!r} is no module of the network.{hint}")
     return points
-
-
-def has_unconverted(module: nn.Module, is_converted: IsConverted) -> bool:
-    """Return True if a layer below could have been converted and was not."""
-    if is_converted(module):
-        return False
-    if isinstance(module, COSTLY) or is_transposed_linear(module):
-        return True
-    return any(has_unconverted(child, is_converted) for child in module.children())
-
-
-# Layers worth running only once.
-COSTLY = (
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-    nn.RNNBase,
-    nn.MultiheadAttention,
-)
-
-
-def _holders(
-    path: str, module: nn.Module, is_converted: IsConverted
-) -> list[tuple[str, nn.Module]]:
-    """Return the children that hold converted layers."""
-    return [
-        (f"{path}.{name}" if path else name, child)
-        for name, child in module.named_children()
-        if _converted(child, is_converted)
-    ]
-
-
-def _converted(module: nn.Module, is_converted: IsConverted) -> set[nn.Module]:
-    return {inner for inner in module.modules() if is_converted(inner)}
-
-
-def _is_called(module: nn.Module) -> bool:
-    return not isinstance(module, nn.ModuleList | nn.ModuleDict)  # these have no forward
 
 
 def _may_loop(module: nn.Module, compiling: bool) -> bool:

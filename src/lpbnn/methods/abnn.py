@@ -216,6 +216,7 @@ class ABNN(MemberEnsemble):
         (4, 5, 3)
     """
 
+    member_layer = NoisyScale
     noise_scale: Tensor  # multiplies sigma in every draw
     class_order: Tensor  # (J, MAX_CLASSES): the lowest numbers are of the classes to emphasise
 
@@ -229,9 +230,6 @@ class ABNN(MemberEnsemble):
         self.register_buffer("noise_scale", torch.ones((), device=device))
         order = torch.stack([torch.randperm(MAX_CLASSES) for _ in range(self.members)])
         self.register_buffer("class_order", order.to(device))
-
-    def is_converted(self, module: nn.Module) -> bool:
-        return isinstance(module, NoisyScale)
 
     def sample(self, samples: int = 1) -> Affines:
         """Sample the scales of every norm for ``samples`` draws of every member."""

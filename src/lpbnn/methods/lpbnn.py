@@ -108,10 +108,10 @@ class LPBNN(RankOneEnsemble):
 
     def refresh(self) -> None:
         super().refresh()
-        factors: list[Any] = [layer.factors for layer in self.layers]
-        inverse = [1 / inputs for inputs in sorted(each.inputs for each in factors)]
+        inverse = sorted((1 / layer.factors.inputs for layer in self.layers), reverse=True)
+        weight: Any = self.layers[0].layer.weight
         # A tensor that is made once: a GPU would wait for it in every step.
-        made = torch.tensor(inverse, device=factors[0].s.device, dtype=torch.float32)
+        made = torch.tensor(inverse, device=weight.device, dtype=torch.float32)
         self.register_buffer("inverse_inputs", made, persistent=False)
 
     def penalties(self, posterior: LatentPosterior) -> Terms:

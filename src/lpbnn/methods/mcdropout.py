@@ -218,6 +218,8 @@ class MCDropout(MemberEnsemble):
         (5, 6, 3)
     """
 
+    member_layer = ActiveDropout
+
     def __init__(
         self,
         net: nn.Module,
@@ -232,9 +234,6 @@ class MCDropout(MemberEnsemble):
         self.dropouts = [module for module in net.modules() if isinstance(module, ActiveDropout)]
         for dropout in self.dropouts:
             dropout.slot = self.slot
-
-    def is_converted(self, module: nn.Module) -> bool:
-        return isinstance(module, ActiveDropout)
 
     def find_expansion_points(self) -> tuple[list[list[str]], list[str]]:
         safe = [find_dropping_part(self.net)]

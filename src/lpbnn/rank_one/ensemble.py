@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from lpbnn.convert.checks import Filter, widths
 from lpbnn.convert.convert import convert, replace_modules
-from lpbnn.convert.wrapper import Wrapper
 from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.members.rows import BatchMode
 from lpbnn.model import Terms, total
@@ -78,6 +77,7 @@ class RankOneEnsemble(MemberEnsemble):
         **model_options: ``likelihood`` and ``readout``.
     """
 
+    member_layer = RankOneLayer
     noise_scale: Tensor  # multiplies the posterior's standard deviation in every sample
 
     def __init__(
@@ -99,8 +99,17 @@ class RankOneEnsemble(MemberEnsemble):
 
     def refresh(self) -> None:
         """Find the converted layers and norms again, after the user replaced some of them."""
-        found = [m for m in self.net.modules() if isinstance(m, Wrapper) and m.in_place]
-        self.layers = [module for module in found if isinstance(module, RankOneLayer)]
+        self.layers = []
+        expanding: set[nn.Module] = set()  # modules inside of one with ``expand_in_layers``
+        for module in self.net.modules():
+            if getattr(module, "expand_in_layers", False):
+                expanding.update(module.modules())
+            if isinstance(module, RankOneLayer | MemberNorm) and module.in_place:
+                module.slot = self.slot
+                if isinstance(module, RankOneLayer):
+                    self.layers.append(module)
+        for index, layer in enumerate(self.layers):
+            layer.index, layer.expands_batch = index, layer in expanding
         if not self.layers:
             raise RuntimeError("the network has no converted layer. Build a model again.")
         counts = {layer.factors.members for layer in self.layers}
@@ -109,16 +118,6 @@ class RankOneEnsemble(MemberEnsemble):
                 f"the layers have {sorted(counts)} members; one ensemble has one number."
             )
         self.members = counts.pop()
-        for index, layer in enumerate(self.layers):
-            layer.slot, layer.index, layer.expands_batch = self.slot, index, False
-        for module in self.net.modules():
-            if getattr(module, "expand_in_layers", False):
-                for layer in module.modules():
-                    if isinstance(layer, RankOneLayer):
-                        layer.expands_batch = True
-        for norm in found:
-            if isinstance(norm, MemberNorm):
-                norm.slot = self.slot
 
     def _split_batch_norms(self) -> None:
         """Give every member its own batch norm, wherever the batch may be expanded."""
@@ -132,9 +131,6 @@ class RankOneEnsemble(MemberEnsemble):
         # Points inside of the present ones would leave a member's norm in front of the expanded batch.
         safe = self.expand_at
         self.expansion_choices = [safe] if safe == [""] else [safe, [""]]
-
-    def is_converted(self, module: nn.Module) -> bool:
-        return isinstance(module, RankOneLayer)
 
     def posterior(self) -> FactorPosterior:
         """Return the posterior of the factors of all layers."""
