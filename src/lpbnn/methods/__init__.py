@@ -28,7 +28,8 @@ from typing import Any
 from lpbnn import registry, source
 
 GROUP = "lpbnn.methods"  # of entry points
-_registered: dict[str, str] = {}  # the full name of each module
+_OWN = {name: f"{__name__}.{name}" for name in registry.modules(__name__)}  # full names of modules
+_registered: dict[str, str] = {}  # the same of those that a script registered
 
 
 def names() -> list[str]:
@@ -79,17 +80,12 @@ def _require_contract(module: ModuleType) -> None:
 
 def _modules() -> dict[str, str]:
     """Return the full name of each method's module; a file in this folder comes first."""
-    return {**_installed(), **_registered, **_own()}
+    return {**_installed(), **_registered, **_OWN}
 
 
 @cache
 def _installed() -> dict[str, str]:
     return {point.name: point.value for point in entry_points(group=GROUP)}
-
-
-@cache
-def _own() -> dict[str, str]:
-    return {name: f"{__name__}.{name}" for name in registry.modules(__name__)}
 
 
 def load(name: str) -> ModuleType:
