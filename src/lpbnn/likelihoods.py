@@ -258,19 +258,30 @@ class Categorical(Likelihood):
         self.ignore_index = ignore_index
         self.register_buffer("class_weights", _checked_weights(class_weights), persistent=False)
 
-    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return self._cross_entropy(outputs, self.check_targets(outputs, targets), "none")
+    def nll(self, outputs: Tensor, targets: Tensor, reduction: str = "none") -> Tensor:
+        """Return the cross-entropy of every cell; reduction="sum" returns their sum, a scalar."""
+        targets = self.check_targets(outputs, targets)
+        outputs = at_least_float32(outputs).movedim(self.dim, 1)
+        weight = None if self.class_weights is None else self.class_weights.to(outputs)
+        if targets.is_floating_point():
+            targets = targets.to(outputs.dtype).movedim(self.dim, 1)
+            return F.cross_entropy(outputs, targets, weight, reduction=reduction)
+        try:
+            return F.cross_entropy(
+                outputs, targets, weight, ignore_index=self.ignore_index, reduction=reduction
+            )
+        except IndexError as error:  # a CPU reads every label anyway
+            raise self.label_error(targets, outputs.shape[1]) from error
 
     def mean_nll(
         self, outputs: Tensor, targets: Tensor, row_weights: Tensor | None = None
     ) -> Tensor:
-        targets = self.check_targets(outputs, targets)
-        own_nll = type(self).nll is not Categorical.nll
-        maps = self.task != "classification"  # a sum over all pixels is beyond float16
-        if row_weights is not None or targets.is_floating_point() or maps or own_nll:
+        soft = isinstance(targets, Tensor) and targets.is_floating_point()
+        plain = type(self) is Categorical and not soft and row_weights is None
+        if not plain:
             return super().mean_nll(outputs, targets, row_weights)
-        nll = self._cross_entropy(outputs, targets, "sum")  # one kernel
-        return weighted_mean(nll, self.weights(targets).to(nll.dtype).sum())
+        total = self.nll(outputs, targets, "sum")  # sums in the kernel of the cross-entropy
+        return weighted_mean(total, self.weights(targets).to(total.dtype).sum())
 
     def weights(self, targets: Tensor) -> Tensor:
         """Return the class weight of each label, (n, ...), or 1 without such weights; 0 if ignored."""
@@ -298,7 +309,7 @@ class Categorical(Likelihood):
         return 1 - average.amax(self.dim)
 
     def check_batch(self, x: Any, y: Any) -> None:
-        super().check_batch(x, y)
+        require_tensor(y)
         labels = isinstance(x, Tensor) and not x.is_floating_point() and x.dim() < y.dim()
         if not labels or not y.is_floating_point() or self.dim != 1:
             return
@@ -346,20 +357,6 @@ class Categorical(Likelihood):
             f"{tuple(shape)}, or floating-point probabilities of shape {tuple(outputs.shape)}; got "
             f"{targets.dtype} of shape {tuple(targets.shape)}.{hint}"
         )
-
-    def _cross_entropy(self, outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
-        # A sum over pixels is beyond float16.
-        outputs = at_least_float32(outputs).movedim(self.dim, 1)
-        weight = None if self.class_weights is None else self.class_weights.to(outputs)
-        if targets.is_floating_point():
-            targets = targets.to(outputs.dtype).movedim(self.dim, 1)
-            return F.cross_entropy(outputs, targets, weight, reduction=reduction)
-        try:
-            return F.cross_entropy(
-                outputs, targets, weight, ignore_index=self.ignore_index, reduction=reduction
-            )
-        except IndexError as error:  # a CPU reads every label anyway
-            raise self.label_error(targets, outputs.shape[1]) from error
 
     def labels_and_weights(
         self, outputs: Tensor, targets: Any, row_weights: Tensor | None = None

@@ -38,7 +38,7 @@ LAYERS = {
     "transposed2d": (lambda: nn.ConvTranspose2d(4, 6, 3, 2, output_padding=1, groups=2), (4, 5, 5)),
     "transposed3d": (lambda: nn.ConvTranspose3d(4, 6, 2, stride=2, bias=False), (4, 3, 3, 3)),
 }
-WAYS = ["_use_member_weights", "_scale_activations"]
+WAYS = ["member weights", "scaled activations"]
 FACTORS = {"point": PointFactors, "gaussian": GaussianFactors, "latent": LatentFactors}
 
 
@@ -55,12 +55,17 @@ def sample(layer: RankOneLayer) -> LayerFactors:
     return sample_layers([layer]).layers[0]
 
 
+@pytest.fixture(params=WAYS)
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = request.param == "member weights"
+    monkeypatch.setattr("lpbnn.rank_one.layer.prefers_member_weights", lambda *call: chosen)
+
+
+@pytest.mark.usefixtures("_way")
 @pytest.mark.parametrize("kind", LAYERS)
-@pytest.mark.parametrize("way", WAYS)
-def test_each_member_is_the_layer_with_its_weight(kind: str, way: str) -> None:
+def test_each_member_is_the_layer_with_its_weight(kind: str) -> None:
     layer, x = build(kind)
-    factors = sample(layer)
-    together = getattr(layer, way)(x, factors)
+    together, factors = layer(x), sample(layer)
     for j in range(3):
         rows = x[2 * j : 2 * j + 2]
         plain = copy.deepcopy(layer.layer)
@@ -135,12 +140,12 @@ def test_layers_of_one_shape_that_are_apart_keep_their_own_factors(method: str) 
             torch.testing.assert_close(found, getattr(layer.factors, name), atol=1e-3, rtol=0)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_channels_last_is_kept(way: str) -> None:
+@pytest.mark.usefixtures("_way")
+def test_channels_last_is_kept() -> None:
     layer = nn.Conv2d(8, 8, 3, padding=1).to(memory_format=torch.channels_last)
     fast = RankOneLayer(layer, PointFactors(2, 8, 8))
     x = torch.randn(4, 8, 6, 6).to(memory_format=torch.channels_last)
-    y = getattr(fast, way)(x, sample(fast))
+    y = fast(x)
     assert y.is_contiguous(memory_format=torch.channels_last)
 
 

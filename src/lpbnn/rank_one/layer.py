@@ -132,7 +132,9 @@ class RankOneLayer(Wrapper):
         if known and (how := fast_geometry(layer, input)) is not None:
             y = member_convolution(input, layer.weight, factors.r, factors.s, how)  # type: ignore[arg-type]
             return y if factors.bias is None else shift_rows(y, factors.bias)
-        return self._scale_activations(input, factors, *args, **kwargs)
+        linear = isinstance(layer, nn.Linear)
+        y = layer(scale_rows(input, factors.r, linear), *args, **kwargs)
+        return scale_rows(y, factors.s, linear, factors.bias)
 
     def run_member(self, x: Tensor, factors: LayerFactors, *args: Any, **kwargs: Any) -> Tensor:
         """Return the output of one member for inputs of any shape: the reference."""
@@ -175,14 +177,6 @@ class RankOneLayer(Wrapper):
         biases = [None] * members if bias is None else bias.unbind()
         parts = zip(x.chunk(members), weights, biases, strict=True)
         return torch.cat([_apply(layer, part, weight, own) for part, weight, own in parts])
-
-    def _scale_activations(
-        self, x: Tensor, factors: LayerFactors, *args: Any, **kwargs: Any
-    ) -> Tensor:
-        layer = self.layer
-        linear = isinstance(layer, nn.Linear)
-        y = layer(scale_rows(x, factors.r, linear), *args, **kwargs)
-        return scale_rows(y, factors.s, linear, factors.bias)
 
 
 def sample_layers(layers: list[RankOneLayer], samples: int = 1) -> SampledFactors:
