@@ -27,8 +27,8 @@ from lpbnn.likelihoods import (
     as_likelihood,
     class_weights,
     entropy,
-    member_rows,
 )
+from lpbnn.members.rows import member_rows
 from lpbnn.predict import Prediction
 
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool]

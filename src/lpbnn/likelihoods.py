@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 Task = Literal["classification", "segmentation", "regression", "multilabel"]
 Weighting = Literal["median", "log"]
@@ -805,25 +805,6 @@ def entropy(probs: Tensor, dim: int = 1) -> Tensor:
         0.6931
     """
     return torch.special.entr(probs).sum(dim)
-
-
-def member_rows(
-    outputs: Any, targets: Any, row_weights: Tensor | None = None
-) -> tuple[Any, Any, Tensor | None]:
-    """Return outputs (S, B, ...) of members as rows (S * B, ...), with the targets and weights of each.
-
-    Example:
-        >>> rows, targets, _ = member_rows(torch.zeros(2, 3, 4), torch.tensor([0, 1, 2]))
-        >>> tuple(rows.shape), targets.tolist()
-        ((6, 4), [0, 1, 2, 0, 1, 2])
-    """
-    members = tree_leaves(outputs)[0].shape[0]
-
-    def repeat(y: Tensor) -> Tensor:
-        return y.repeat(members, *(1,) * (y.dim() - 1)) if members > 1 else y
-
-    rows = tree_map_only(Tensor, lambda output: output.flatten(0, 1), outputs)
-    return rows, *tree_map_only(Tensor, repeat, (targets, row_weights))
 
 
 def require_tensor(given: object, name: str = "targets") -> None:

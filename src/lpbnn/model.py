@@ -18,7 +18,6 @@ from lpbnn.likelihoods import (
     Categorical,
     Likelihood,
     at_least_float32,
-    member_rows,
     require_row_weights,
 )
 from lpbnn.members.call import (
@@ -30,6 +29,7 @@ from lpbnn.members.call import (
     call_kind,
     mask_arguments,
 )
+from lpbnn.members.rows import member_rows
 
 Terms = dict[str, Tensor]
 Outputs = Any  # a tensor (S, B, ...), or a dict of such tensors for a network with several heads

@@ -22,10 +22,12 @@ Example:
     [[10, 20, 30], [10, 20, 30]]
 """
 
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 BatchMode = Literal["repeat", "split"]
 
@@ -36,7 +38,7 @@ def rows_needed(batch: int, members: int, mode: BatchMode = "repeat") -> int:
 
 
 def expand_batch(x: Tensor, members: int, mode: BatchMode = "repeat") -> Tensor:
-    """Expand a batch (B, ...) to member-major rows (rows, ...)."""
+    """Expand a batch (B, ...) to member-major rows (rows, ...); also tensors of J members to several draws."""
     batch = x.shape[0]
     if mode == "repeat":
         return torch.cat([x] * members) if members > 1 else x  # cat keeps channels_last
@@ -48,6 +50,21 @@ def expand_batch(x: Tensor, members: int, mode: BatchMode = "repeat") -> Tensor:
 def gather(rows: Tensor, members: int) -> Tensor:
     """Return member-major rows (J * n, ...) as (J, n, ...): a view, never a copy."""
     return rows.view(members, rows.shape[0] // members, *rows.shape[1:])  # quicker than unflatten
+
+
+def member_rows(
+    outputs: Any, targets: Any, row_weights: Tensor | None = None
+) -> tuple[Any, Any, Tensor | None]:
+    """Return outputs (S, B, ...) of members as rows (S * B, ...), with the targets and weights of each.
+
+    Example:
+        >>> rows, targets, _ = member_rows(torch.zeros(2, 3, 4), torch.tensor([0, 1, 2]))
+        >>> tuple(rows.shape), targets.tolist()
+        ((6, 4), [0, 1, 2, 0, 1, 2])
+    """
+    expand = partial(expand_batch, members=tree_leaves(outputs)[0].shape[0])
+    rows = tree_map_only(Tensor, lambda output: output.flatten(0, 1), outputs)
+    return rows, *tree_map_only(Tensor, expand, (targets, row_weights))
 
 
 def member_examples(member: int, batch: int, members: int) -> list[int]:

@@ -39,7 +39,7 @@ from lpbnn.convert.wrapper import Guarded, Wrapper
 from lpbnn.likelihoods import Categorical, weighted_mean
 from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.members.passes import MemberPass, PassSlot
-from lpbnn.members.rows import BatchMode, gather
+from lpbnn.members.rows import BatchMode, expand_batch, gather
 from lpbnn.model import Terms, UncertainModel, total
 from lpbnn.options import Count, NonNegative, Options, Positive
 
@@ -138,8 +138,9 @@ class NoisyScale(Wrapper):
         self, samples: int, noise_scale: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Sample the scale and return it with the shift, (samples * J, ...), sample-major."""
-        scale = _repeat(self.member_scale, samples)
-        shift = None if self.member_shift is None else _repeat(self.member_shift, samples)
+        scale, shift = self.member_scale, self.member_shift
+        scale = expand_batch(scale, samples)
+        shift = None if shift is None else expand_batch(shift, samples)
         noise = self.std * torch.randn_like(scale)
         if noise_scale is not None:
             noise = noise * noise_scale.to(noise)
@@ -186,11 +187,6 @@ class NoisyScale(Wrapper):
         if self.member_shift is not None:
             self.layer.bias = _mean(self.member_shift)
         return super().restore()
-
-
-def _repeat(copies: Tensor, samples: int) -> Tensor:
-    """Return (samples * J, ...), sample-major."""
-    return copies.repeat(samples, *(1,) * (copies.dim() - 1))
 
 
 def _mean(copies: nn.Parameter) -> nn.Parameter:

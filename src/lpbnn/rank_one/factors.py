@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from lpbnn.kernels.rows import stack_tensors
 from lpbnn.likelihoods import at_least_float32
+from lpbnn.members.rows import expand_batch
 
 Init = Literal["normal", "signs"]
 Pair = tuple[Tensor, Tensor]  # r and s of one layer
@@ -108,7 +109,10 @@ class PointPosterior(FactorPosterior):
     def sample(
         self, samples: int = 1, noise_scale: Tensor | None = None, rows: int | None = None
     ) -> list[Pair]:
-        return [(repeat(layer.r, samples), repeat(layer.s, samples)) for layer in self.layers]
+        return [
+            (expand_batch(layer.r, samples), expand_batch(layer.s, samples))
+            for layer in self.layers
+        ]
 
     def mean(self) -> list[Pair]:
         return self.sample()
@@ -276,11 +280,6 @@ def sample_gaussian(
         std = std * noise_scale.to(std)
     noise = torch.randn(layers, samples, members, width, device=mean.device, dtype=mean.dtype)
     return torch.addcmul(mean.unsqueeze(1), std.unsqueeze(1), noise)
-
-
-def repeat(factor: Tensor, samples: int) -> Tensor:
-    """Repeat (J, d) to (samples * J, d), sample-major."""
-    return factor if samples == 1 else factor.repeat(samples, 1)
 
 
 def device_of(module: nn.Module) -> torch.device:

@@ -29,7 +29,7 @@ from lpbnn.kernels.rows import (
 )
 from lpbnn.members.passes import MemberPass, PassSlot
 from lpbnn.members.rows import expand_batch
-from lpbnn.rank_one.factors import Factors, LayerFactors, SampledFactors, repeat
+from lpbnn.rank_one.factors import Factors, LayerFactors, SampledFactors
 
 CONVOLVE = {nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d, nn.Conv3d: F.conv3d}
 CONVOLVE_TRANSPOSED = {
@@ -190,8 +190,8 @@ def with_biases(layers: list[RankOneLayer], pairs: list[tuple[Tensor, Tensor]]) 
     factors = []
     for layer, (r, s) in zip(layers, pairs, strict=True):
         bias = layer.member_bias
-        if bias is not None and bias.shape[0] != s.shape[0]:
-            bias = repeat(bias, s.shape[0] // bias.shape[0])
+        if bias is not None:
+            bias = expand_batch(bias, s.shape[0] // bias.shape[0])  # to all samples
         factors.append(LayerFactors(r, s, bias))
     return SampledFactors(factors)
 

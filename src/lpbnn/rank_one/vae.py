@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lpbnn.kernels.rows import copy_to_rows, stack_tensors
+from lpbnn.members.rows import expand_batch
 from lpbnn.rank_one.factors import (
     FactorPosterior,
     Factors,
@@ -17,7 +18,6 @@ from lpbnn.rank_one.factors import (
     group_layers,
     initial,
     kl_to_standard_normal,
-    repeat,
     sample_gaussian,
 )
 
@@ -91,7 +91,7 @@ class LatentPosterior(FactorPosterior):
         pairs: list[Any] = [None] * len(self.layers)
         for group, same in zip(self.groups, r_hats, strict=True):
             for i, r in zip(group, same, strict=True):
-                pairs[i] = r, repeat(self.layers[i].s, samples)
+                pairs[i] = r, expand_batch(self.layers[i].s, samples)
         return pairs
 
     def covariance_factors(self) -> list[Tensor]:
