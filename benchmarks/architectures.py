@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_map_only
 
 import lpbnn
 from benchmarks.rows import command, markdown
-from lpbnn.bench.measure import interleaved
+from lpbnn.bench import interleaved
 from lpbnn.members.call import as_call
 from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.training.environment import environment

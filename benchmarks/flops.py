@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from lpbnn.bench.measure import PLAIN, Setup, build_model
+from benchmarks.measure import PLAIN, Setup, build_model
 from lpbnn.model import UncertainModel
 from lpbnn.predict import predict
 

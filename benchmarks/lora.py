@@ -20,7 +20,7 @@ from torch import nn
 
 import lpbnn
 from benchmarks.rows import command, markdown
-from lpbnn.bench.measure import interleaved
+from lpbnn.bench import interleaved
 from lpbnn.training.environment import environment
 from lpbnn.training.files import read_json, write_json
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import lpbnn
 from benchmarks.rows import command, markdown
 from lpbnn import backbones
-from lpbnn.bench.measure import interleaved
+from lpbnn.bench import interleaved
 from lpbnn.convert.convert import replace_modules
 from lpbnn.training.environment import environment
 from lpbnn.training.files import read_json, write_json

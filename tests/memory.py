@@ -1,5 +1,5 @@
 """Peak of the bytes alive in tensors: exact, and the same on every machine."""
 
-from lpbnn.bench.measure import PeakMemory
+from benchmarks.measure import PeakMemory
 
 __all__ = ["PeakMemory"]

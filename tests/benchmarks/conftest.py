@@ -2,9 +2,9 @@
 
 import pytest
 
-from lpbnn.bench import measure
+from lpbnn import bench
 
 
 @pytest.fixture(autouse=True)
 def _one_call_per_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "REPEAT_SECONDS", 1e-9)
+    monkeypatch.setattr(bench, "REPEAT_SECONDS", 1e-9)

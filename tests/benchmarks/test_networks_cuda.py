@@ -7,7 +7,7 @@ import torch
 
 from benchmarks import networks
 from benchmarks.networks import METHODS, Record, measure
-from lpbnn.bench import Mode, Setup
+from benchmarks.setup import Mode, Setup
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 

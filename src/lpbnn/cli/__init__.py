@@ -21,7 +21,6 @@ from rich.table import Table
 from tyro.conf import Positional, Suppress, arg
 
 from lpbnn import experiments, methods, registry, source
-from lpbnn.bench import METHODS, Setup
 from lpbnn.cli.options import (
     Start,
     all_options,
@@ -196,7 +195,8 @@ def _tell(results: dict[str, Any]) -> None:
             for key, value in (numbers or {}).items()
             if key in METRICS and value is not None
         ]
-        _say(f"{name}: {', '.join(shown)}" if shown else "")
+        if shown:
+            _say(f"{name}: {', '.join(shown)}")
     if epoch := results["train"]["diverged"]:
         _say(f"diverged in epoch {epoch}", style="red")
 
@@ -421,17 +421,49 @@ def data(
 
 
 def bench(
-    setup: Annotated[Setup, arg(name="")], methods: tuple[str, ...] = METHODS, members: int = 4
+    backbone: str = "resnet18",
+    input: tuple[int, ...] = (3, 32, 32),
+    classes: int = 10,
+    batch: int = 128,
+    methods: tuple[str, ...] = ("lpbnn", "batchensemble", "rank1", "mcdropout", "ensemble"),
+    members: int = 4,
+    repeats: int = 10,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    threads: int = 1,
 ) -> None:
     """Measure time and memory of each method on a network, relative to the plain network.
 
     Args:
+        backbone: a network of lpbnn ls, or MODULE:NAME for one of your own.
+        input: shape of one example: channels, height and width; or the length of a vector.
+        classes: number of classes.
+        batch: examples of a training step and of a prediction.
         methods: names that lpbnn ls lists.
         members: number of members of the methods that have them.
+        repeats: times that each method and the plain network are timed, in turn.
+        device: auto is the GPU if there is one.
+        threads: on a CPU; more than there are free cores make the times useless.
     """
-    from lpbnn.bench.measure import bench
+    import torch
 
-    bench(setup, methods, members)
+    from lpbnn.bench import Network, measured, table
+
+    if not input or min(*input, classes, batch, members, repeats, threads) < 1:
+        raise ValueError(
+            "input, classes, batch, members, repeats and threads: expected at least 1."
+        )
+    cuda = torch.cuda.is_available()
+    if device == "cuda" and not cuda:
+        raise ValueError("device is 'cuda', but torch finds no CUDA device. Fix: device='cpu'.")
+    torch.set_num_threads(threads)
+    place = torch.device("cuda" if cuda and device != "cpu" else "cpu")
+    network = Network(backbone, input, classes, batch, place)
+    rows = list(measured(network, methods, members, repeats))
+    console.print(table(rows, members))
+    _say(f"{backbone}, batch {batch}; in brackets: times the plain network")
+    for name, _, _, why in rows:
+        if why:
+            _say(f"not measured: {name}: {why}")
 
 
 EXPERIMENT = "Reproduce a table or figure of the paper: lpbnn experiment NAME."

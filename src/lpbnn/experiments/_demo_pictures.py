@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 import lpbnn
 from lpbnn import data, metrics, plots
-from lpbnn.bench import Setup
-from lpbnn.bench.measure import Bench, ratio
+from lpbnn.bench import Network, measure
 from lpbnn.model import UncertainModel
 from lpbnn.report.page import Picture
 from lpbnn.report.svg import colour, drawing
@@ -271,15 +270,17 @@ def street_scene(epochs: int = 12) -> Picture:
 
 def cost(threads: int = 1, repeats: int = 5) -> tuple[Picture, str]:
     """Time a residual network of a usual size by three methods; return the picture and a sentence."""
-    setup = Setup("wrn-16-4", batch=16, device="cpu", threads=threads, repeats=repeats)
+    network = Network("wrn-16-4", (3, 32, 32), 10, batch=16, device=torch.device("cpu"))
     ways = {"LP-BNN": "lpbnn", "Deep Ensemble": "ensemble"}
-    with Bench(setup) as bench:
-        rows = {name: bench.measure(method, members=4) for name, method in ways.items()}
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    rows = {name: measure(network, method, 4, repeats) for name, method in ways.items()}
+    torch.set_num_threads(before)
     times = {
-        name: [ratio(row, what) or 0.0 for what in ("train", "predict")]
-        for name, row in rows.items()
+        name: [own.train / plain.train, own.predict / plain.predict]
+        for name, (own, plain) in rows.items()
     }
-    size = {name: ratio(row, "parameters") or 0.0 for name, row in rows.items()}
+    size = {name: own.parameters / plain.parameters for name, (own, plain) in rows.items()}
     with drawing(560, 150, "Cost of four members relative to the plain network") as made:
         for number, title in enumerate(("training step", "prediction")):
             axes = made.axes(number * 290 + 90, 24, 180, 90)
@@ -298,7 +299,7 @@ def cost(threads: int = 1, repeats: int = 5) -> tuple[Picture, str]:
             "price",
             "What four members cost",
             (
-                f"A residual network with 2.7 million weights (wrn-16-4), batches of {setup.batch}, "
+                f"A residual network with 2.7 million weights (wrn-16-4), batches of {network.batch}, "
                 f"here and now: times the plain network's time. {parts}. LP-BNN stores "
                 f"×{size['LP-BNN']:.2f} the weights, the Deep Ensemble ×{size['Deep Ensemble']:.2f}.",
                 "The digits below use a network of a few thousand weights, where the work around the "

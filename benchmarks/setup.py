@@ -1,7 +1,4 @@
-"""``lpbnn bench``: the cost of each method on a network, relative to the plain network.
-
-``Setup`` says what is measured, and imports no torch, for ``--help``; ``measure`` measures it.
-"""
+"""What a benchmark measures: a network, the shape of its batches, and how they are run and timed."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,7 +13,6 @@ if TYPE_CHECKING:
 
 Mode = Literal["eager", "graph", "compiled"]
 PLAIN = "mcp"
-METHODS = ("lpbnn", "batchensemble", "rank1", "mcdropout", "ensemble")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ are counted: exact, the same on every machine, and blind to what a compiler allo
 
 import copy
 import gc
-import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,16 +20,15 @@ from typing import Any
 
 import torch
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.benchmark import Timer, set_torch_threads
+from torch.utils.benchmark import set_torch_threads
 
+from benchmarks.setup import PLAIN, Setup
 from lpbnn import backbones, methods
-from lpbnn.bench import PLAIN, Setup
+from lpbnn.bench import has_members, interleaved
 from lpbnn.build import build
 from lpbnn.model import UncertainModel
 from lpbnn.predict import predict
@@ -40,7 +38,6 @@ from lpbnn.training.step import Step, fast_convolutions
 
 Work = Callable[[], object]
 Row = dict[str, Any]  # the result of ``Bench.measure``, as it stands in a JSON record
-REPEAT_SECONDS, MOST_CALLS = 0.05, 50  # a repeat calls quick work as often as fits
 COLUMNS = {  # of a table: title, and the unit of the number
     "parameters": ("parameters, M", 1e6),
     "train": ("train, ms", 1e-3),
@@ -65,36 +62,6 @@ def build_model(setup: Setup, method: str, members: int) -> UncertainModel:
     task = "segmentation" if backbones.load(setup.backbone).dense else "classification"
     # The check of the first batch would only be part of what is measured.
     return build(net, method, task=task, check=False, **options)
-
-
-def has_members(method: str) -> bool:
-    """Return True if a method has more than one network.
-
-    >>> has_members("lpbnn"), has_members("edl")
-    (True, False)
-    """
-    option = methods.load(method).Config.__dataclass_fields__.get("members")
-    return option is not None and option.default != 1
-
-
-def interleaved(works: Mapping[str, Work], repeats: int) -> dict[str, list[float]]:
-    """Return the seconds of one call of each work, ``repeats`` times, timed in turn.
-
-    >>> sorted(interleaved({"a": lambda: None, "b": lambda: None}, repeats=2))
-    ['a', 'b']
-    """
-    threads = torch.get_num_threads()
-    timers = {
-        name: Timer("work()", globals={"work": work}, num_threads=threads)
-        for name, work in works.items()
-    }
-    once = {name: timer.timeit(1).median for name, timer in timers.items()}
-    calls = {name: min(MOST_CALLS, math.ceil(REPEAT_SECONDS / t)) for name, t in once.items()}
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(repeats):
-        for name, timer in timers.items():
-            times[name].append(timer.timeit(calls[name]).median)
-    return times
 
 
 class PeakMemory(TorchDispatchMode):
@@ -357,13 +324,3 @@ def table(
         cells = [cell(row, what, unit) for what, (_, unit) in columns.items()]
         found.add_row("plain" if method == PLAIN else method, str(count), *cells)
     return found
-
-
-def bench(setup: Setup, methods: tuple[str, ...], members: int) -> None:
-    """Measure the methods on a network and print the table."""
-    found = list(measurements(setup, methods, [members]))
-    note = f"{setup.backbone}, batch {setup.batch}; in brackets: times the plain network"
-    failed = [f"not measured: {name}: {why}" for name, _, why in found if why]
-    console = Console(width=80)
-    console.print(table(row for _, row, _ in found if row is not None))
-    console.print(escape("\n".join([note, *failed])), highlight=False)
