@@ -30,10 +30,11 @@ FIGURES = ("examples/", "reliability/", "histogram/", "posterior/", "log/", "ris
 SCORES, QUANTILES = "/scores", "quantiles/"  # test/scores of a run is quantiles/test of its record
 LARGEST = 2**18  # bytes of one array
 THUMBNAIL = 160  # pixels: the widest map of a street scene
-# Options of LP-BNN that no method has any more, with the value that is today's behaviour.
+# Options that their method has no more, with the value that is today's behaviour.
 REMOVED = {
-    **{"anneal": 0.0, "by_width": False, "free_bits": 0.0, "noise": "pass", "pace": 1.0},
-    **{"reconstruct": "mean", "repeat_last": 0.0, "train_decoder": False, "train_r": False},
+    **{"anneal": 0.0, "batch_norm": "shared", "by_width": False, "free_bits": 0.0},
+    **{"noise": "pass", "pace": 1.0, "reconstruct": "mean", "repeat_last": 0.0},
+    **{"train_decoder": False, "train_r": False},
 }
 
 

@@ -266,7 +266,7 @@ class _Reference:
 
     def run(self, member: int, call: Call) -> Record:
         """Return the record of one member."""
-        run = partial(self.model.run_one_by_one, self.probe.take(member, 1), first=member)
+        run = partial(self.model.run_one_by_one, self.probe.take(member, 1))
         return _record(self.model, self.training, run, call)
 
     def _seeded_outputs(self, call: Call) -> list[Tensor]:

@@ -111,19 +111,19 @@ class MemberEnsemble(UncertainModel):
         raise NotImplementedError
 
     def outputs(self, *args: Any, **kwargs: Any) -> Outputs:
-        return self._outputs_of(self.sample(), 0, False, *args, **kwargs)
+        return self._outputs_of(self.sample(), False, *args, **kwargs)
 
     def passes(self, samples: int, width: int) -> Iterator[Pass]:
         sampled = self.sample(samples if self.stochastic else 1)
         for start in range(0, sampled.count, width):
-            yield partial(self._outputs_of, sampled.take(start, width), start, True)
+            yield partial(self._outputs_of, sampled.take(start, width), True)
 
     def _outputs_of(
-        self, sampled: Sampled, first: int, predicting: bool, /, *args: Any, **kwargs: Any
+        self, sampled: Sampled, predicting: bool, /, *args: Any, **kwargs: Any
     ) -> Outputs:
         """Return the outputs of members as (members, examples, ...), for every head of the network."""
         call = self.call(args, kwargs, sampled.count)
-        rows = self.run(sampled, call, first=first, predicting=predicting)
+        rows = self.run(sampled, call, predicting=predicting)
         return tree_map(partial(gather, members=sampled.count), rows)
 
     def chunk_sizes(self, batch: int, samples: int, chunk: int | None) -> tuple[int, int]:
@@ -144,7 +144,6 @@ class MemberEnsemble(UncertainModel):
         call: Call,
         mode: BatchMode = "repeat",
         *,
-        first: int = 0,
         predicting: bool = False,
     ) -> Outputs:
         """Run members, by the execution that was found to be right; return all rows, member-major.
@@ -153,7 +152,6 @@ class MemberEnsemble(UncertainModel):
             sampled: the members.
             call: of the network, from ``self.call``.
             mode: how the batch is distributed over the members.
-            first: the number of the first member, counted through all draws.
             predicting: run the members one by one where one fills the device: in the whole network, or in
                 its modules with ``loop_members``.
         """
@@ -161,15 +159,14 @@ class MemberEnsemble(UncertainModel):
         if predicting and self.points.whole_network and not alone:
             alone = fills_device(call.examples, FULL)
         if alone:
-            return self.run_one_by_one(sampled, call, mode, first)
-        return self.run_rows(sampled, call, mode, first, predicting)
+            return self.run_one_by_one(sampled, call, mode)
+        return self.run_rows(sampled, call, mode, predicting)
 
     def run_rows(
         self,
         sampled: Sampled,
         call: Call,
         mode: BatchMode = "repeat",
-        first: int = 0,
         predicting: bool = False,
     ) -> Outputs:
         """Run all members in one pass of the network, as rows of one batch (see ``run``)."""
@@ -180,13 +177,13 @@ class MemberEnsemble(UncertainModel):
             draw = 0
         shared = call.check.shared_inputs
         # take: a second pass of the same members begins their masks of dropout anew.
-        state = MemberPass(sampled.take(0, count), batch, first, mode, draw, call.masks, shared)
+        state = MemberPass(sampled.take(0, count), batch, mode, draw, call.masks, shared)
         whole = points.whole_network
         args, kwargs = call.expand(count, mode) if whole else (call.args, call.kwargs)
         try:
             outputs = self.slot.run(state, self.run_network, *args, **kwargs)
         except (RuntimeError, ValueError) as error:
-            raise_with_advice(self._advice(error, batch), error)
+            raise_with_advice("" if whole else points.advice(), error)
         for output in tree_leaves(outputs):
             if output.shape[0] != state.rows:
                 raise RuntimeError(
@@ -195,9 +192,7 @@ class MemberEnsemble(UncertainModel):
                 )
         return outputs
 
-    def run_one_by_one(
-        self, sampled: Sampled, call: Call, mode: BatchMode = "repeat", first: int = 0
-    ) -> Outputs:
+    def run_one_by_one(self, sampled: Sampled, call: Call, mode: BatchMode = "repeat") -> Outputs:
         """Run the members one after another, the reference (see ``run``); the rows are the same."""
         count, outputs = sampled.count, []
         for j in range(count):
@@ -206,7 +201,7 @@ class MemberEnsemble(UncertainModel):
                 own = call.take(member_examples(j, call.batch, count))
             # The network may change its inputs in place.
             args, kwargs = own.copy() if count > 1 else (own.args, own.kwargs)
-            state = MemberPass(sampled.take(j, 1), own.batch, first + j)
+            state = MemberPass(sampled.take(j, 1), own.batch)
             output = self.slot.run(state, self.run_network, *args, **kwargs)
             # The next call may write to the same memory, for example in a recorded CUDA graph.
             outputs.append(output if j == count - 1 else tree_map(torch.clone, output))
@@ -239,10 +234,6 @@ class MemberEnsemble(UncertainModel):
         in_one_pass = self.training and members > 1 and call.check.execution != "loop"
         rows = rows_needed(batch, members, mode) // members if in_one_pass else 1
         return TrainingCall(call, mode, targets, weight, rows)
-
-    def _advice(self, error: Exception, batch: int) -> str:
-        """Return what helps against an error of the network, or an empty string."""
-        return "" if self.points.whole_network else self.points.advice()
 
     # The check at the first batch of every kind.
 

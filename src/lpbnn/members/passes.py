@@ -53,7 +53,6 @@ class MemberPass:
     Args:
         sampled: what makes the members differ, read by the converted layers.
         batch: the number of examples.
-        first: the number of the first member, counted through all draws.
         mode: how the batch is expanded to the members.
         draw: members of one draw, if parts of the network may run a few members at a time; 0: they may not.
         masks: inputs of the network that hold no examples, whatever their size.
@@ -64,13 +63,12 @@ class MemberPass:
         self,
         sampled: Any,
         batch: int,
-        first: int = 0,
         mode: BatchMode = "repeat",
         draw: int = 0,
         masks: Sequence[Tensor] = (),
         shared: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
-        self.sampled, self.batch, self.first = sampled, batch, first
+        self.sampled, self.batch = sampled, batch
         self.mode: BatchMode = mode
         self.draw, self.masks, self.shared = draw, masks, shared or {}
         self.count = sampled.count
@@ -80,9 +78,7 @@ class MemberPass:
 
     def take(self, start: int, count: int) -> "MemberPass":
         """Return the pass of ``count`` of the members, from ``start`` on."""
-        return MemberPass(
-            self.sampled.take(start, count), self.batch, self.first + start, self.mode
-        )
+        return MemberPass(self.sampled.take(start, count), self.batch, self.mode)
 
 
 class _ThreadState(threading.local):

@@ -249,7 +249,7 @@ class MCDropout(MemberEnsemble):
         seeds: list[int] = torch.randint(2**62, (samples * self.members,)).tolist()
         masks = DropoutMasks(len(seeds), seeds)
         for start in range(0, masks.count, width):
-            yield partial(self._outputs_of, masks.take(start, width), start, True)
+            yield partial(self._outputs_of, masks.take(start, width), True)
 
     @property
     def noise_scale(self) -> float:

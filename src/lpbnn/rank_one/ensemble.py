@@ -3,22 +3,19 @@
 import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lpbnn.convert.checks import Filter, widths
-from lpbnn.convert.convert import convert, replace_modules
+from lpbnn.convert.convert import convert
 from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.members.rows import BatchMode
 from lpbnn.model import Terms, total
 from lpbnn.options import Count, NonNegative, Options
 from lpbnn.rank_one.factors import FactorPosterior, Factors, Init, LayerFactors, SampledFactors
 from lpbnn.rank_one.layer import RankOneLayer, with_biases
-from lpbnn.rank_one.norms import BATCH_NORMS, MemberNorm
-
-BatchNormMode = Literal["shared", "member"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +24,6 @@ class RankOneConfig(Options):
 
     members: Count = 4  # J, the number of members
     batch_mode: BatchMode = "split"  # in training: "split" the batch among members, or "repeat" it
-    batch_norm: BatchNormMode = "shared"  # or one for each "member"
     init_std: NonNegative = 0.5  # standard deviation of the initial r and s around 1
     init: Init = "normal"  # or "signs": random +-1
     first_init: Init | None = None  # of the first layer, which sees the data; None: init
@@ -68,8 +64,7 @@ class RankOneEnsemble(MemberEnsemble):
     the network, score the rows by the likelihood, and add the method's penalties.
 
     In training, ``batch_mode`` "split" gives every member a slice of the batch (the price of one network),
-    and "repeat" gives every member all of it (J times the compute). A "shared" batch norm sees the
-    statistics of all members.
+    and "repeat" gives every member all of it (J times the compute). The members share batch norms.
 
     Args:
         net: the converted network.
@@ -92,24 +87,20 @@ class RankOneEnsemble(MemberEnsemble):
         self.fast_lr = config.fast_lr
         self.layers: list[RankOneLayer] = []
         self.refresh()
-        if config.batch_norm == "member":
-            self._split_batch_norms()
         weight: Any = self.layers[0].layer.weight
         self.register_buffer("noise_scale", torch.ones((), device=weight.device))
 
     def refresh(self) -> None:
-        """Find the converted layers and norms again, after the user replaced some of them."""
+        """Find the converted layers again, after the user replaced some of them."""
         self.layers = []
         expanding: set[nn.Module] = set()  # modules inside of one with ``expand_in_layers``
         for module in self.net.modules():
             if getattr(module, "expand_in_layers", False):
                 expanding.update(module.modules())
-            if isinstance(module, RankOneLayer | MemberNorm) and module.in_place:
-                module.slot = self.slot
-                if isinstance(module, RankOneLayer):
-                    self.layers.append(module)
+            if isinstance(module, RankOneLayer) and module.in_place:
+                self.layers.append(module)
         for index, layer in enumerate(self.layers):
-            layer.index, layer.expands_batch = index, layer in expanding
+            layer.slot, layer.index, layer.expands_batch = self.slot, index, layer in expanding
         if not self.layers:
             raise RuntimeError("the network has no converted layer. Build a model again.")
         counts = {layer.factors.members for layer in self.layers}
@@ -118,19 +109,6 @@ class RankOneEnsemble(MemberEnsemble):
                 f"the layers have {sorted(counts)} members; one ensemble has one number."
             )
         self.members = counts.pop()
-
-    def _split_batch_norms(self) -> None:
-        """Give every member its own batch norm, wherever the batch may be expanded."""
-        made = {
-            id(module): MemberNorm(module, self.members, path, self.slot)
-            for point in self.expand_at
-            for path, module in self.net.get_submodule(point).named_modules(prefix=point)
-            if type(module) in BATCH_NORMS
-        }
-        replace_modules(self.net, made)
-        # Points inside of the present ones would leave a member's norm in front of the expanded batch.
-        safe = self.expand_at
-        self.expansion_choices = [safe] if safe == [""] else [safe, [""]]
 
     def posterior(self) -> FactorPosterior:
         """Return the posterior of the factors of all layers."""
@@ -170,16 +148,6 @@ class RankOneEnsemble(MemberEnsemble):
     def penalties(self, posterior: Any) -> Terms:
         """Return what the method adds to the NLL, weighted, by name."""
         return {}
-
-    def _advice(self, error: Exception, batch: int) -> str:
-        has_norms = any(isinstance(module, MemberNorm) for module in self.net.modules())
-        if "more than 1 value per channel" in str(error) and has_norms:
-            return (
-                f"{self.members} members share a batch of {batch}, and each normalises its own part of "
-                "it. Fix: larger batches (drop_last=True where only the last one is small), "
-                "batch_mode='repeat', or batch_norm='shared'."
-            )
-        return super()._advice(error, batch)
 
     def fast_parameters(self) -> list[nn.Parameter]:
         """Return the factors and the members' biases."""
