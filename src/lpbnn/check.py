@@ -20,7 +20,15 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from lpbnn.convert.checks import RUNNING_NORMS
 from lpbnn.draws import PrivateDraws
 from lpbnn.kernels.autograd import vmap_is_running
-from lpbnn.members.call import Call, CallCheck, Execution, as_call, call_kind, is_batched
+from lpbnn.members.call import (
+    Call,
+    CallCheck,
+    Execution,
+    as_call,
+    call_kind,
+    copy_tensors,
+    is_batched,
+)
 from lpbnn.members.rows import gather
 from lpbnn.model import UncertainModel
 from lpbnn.predict import unwrap
@@ -176,7 +184,7 @@ def rows_are_independent(model: UncertainModel, call: Call) -> bool:
     """Return True if a model's output for an example does not depend on its batch."""
 
     def run(own: Call, seed: int = 0) -> list[Tensor]:
-        args, kwargs = own.copy()  # it may change them in place
+        args, kwargs = copy_tensors((own.args, own.kwargs))  # it may change them in place
         with _seeded(model, seed):
             outputs = tree_leaves(run_members(*args, **kwargs))
         return [output.movedim(1, 0) for output in outputs]
@@ -301,7 +309,7 @@ def _record(model: Any, training: bool, run: Callable[..., Any], call: Call) -> 
                     record.append((f"the output of {path!r}", output.detach().clone()))
 
                 stack.callback(module.register_forward_hook(keep, with_kwargs=True).remove)
-        result = run(call.replace(*call.copy()))
+        result = run(call.replace(*copy_tensors((call.args, call.kwargs))))
     return [*record, *((RESULT, leaf.detach().clone()) for leaf in tree_leaves(result))]
 
 

@@ -18,7 +18,7 @@ from lpbnn.convert.wrapper import Wrapper
 from lpbnn.draws import PrivateDraws, seed_from
 from lpbnn.extras import missing
 from lpbnn.likelihoods import Categorical, Likelihood, MultiHead, Summary
-from lpbnn.members.call import Call, as_call
+from lpbnn.members.call import Call, as_call, copy_tensors
 from lpbnn.members.partial import raise_with_advice
 from lpbnn.model import LossStep, Pass, UncertainModel, at_least_one
 
@@ -379,7 +379,7 @@ def predict(
         for run in seeded_passes(model, samples, width, seed):
             for i, part in enumerate(calls):
                 # A network may change its inputs in place, and the next pass needs them as they are.
-                args, kwargs = part.copy()
+                args, kwargs = copy_tensors((part.args, part.kwargs))
                 try:
                     outputs = run(*args, **kwargs)
                 except RuntimeError as error:

@@ -76,7 +76,7 @@ def test_channels_last_survives() -> None:
 def test_only_the_batch_is_expanded() -> None:
     batch, mask, scale = torch.zeros(3, 2), torch.zeros(2, 2), torch.tensor(1.0)
     call = Call((), {"x": [batch, mask], "scale": scale, "flag": True})
-    _, tree = call.expand(members=2)
+    _, tree = call.map_examples(expand_batch, members=2)
     assert [tuple(t.shape) for t in tree["x"]] == [(6, 2), (2, 2)]
     assert tree["scale"] is scale
     assert tree["flag"] is True

@@ -6,14 +6,11 @@ and other shared inputs do not, whatever their size; they are found by their pla
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
-
-from lpbnn.members.rows import BatchMode, expand_batch
 
 Execution = Literal["unchecked", "batched", "loop", "single"]
 EXECUTIONS: tuple[str, ...] = get_args(Execution)
@@ -56,15 +53,17 @@ class Call:
     Args:
         args: the network's arguments.
         kwargs: its keyword arguments.
-        special: the arguments that may be masks.
+        mask_arguments: which arguments are masks or may be, by name (``mask_arguments``).
         check: what is known of calls of this kind.
         batch: the number of examples, if it is not that of the first tensor.
-        masks: other tensors that hold no examples.
-        shared: the same, by their place among the tensors; None if not known: those of ``special`` then.
+        masks: tensors that hold no examples, whatever their size.
+        shared: the same, by their place among the tensors; None if that is not known: the names of
+            ``mask_arguments`` decide then.
 
     Example:
+        >>> from lpbnn.members.rows import expand_batch
         >>> call = Call((torch.tensor([10, 20, 30]),), {"scale": torch.ones(2)})
-        >>> call.batch, call.expand(members=2)
+        >>> call.batch, call.map_examples(expand_batch, members=2)
         (3, ((tensor([10, 20, 30, 10, 20, 30]),), {'scale': tensor([1., 1.])}))
         >>> call.take([2, 0]).args
         (tensor([30, 10]),)
@@ -74,21 +73,21 @@ class Call:
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        special: Sequence[Argument] = (),
+        mask_arguments: Sequence[Argument] = (),
         check: CallCheck | None = None,
         batch: int | None = None,
         masks: Sequence[Tensor] = (),
         shared: Sequence[int] | None = None,
     ) -> None:
-        self.args, self.kwargs, self.special = args, kwargs, special
+        self.args, self.kwargs, self.mask_arguments = args, kwargs, mask_arguments
         self.check = check or CallCheck()
         self.batch = batch_size(args, kwargs) if batch is None else batch
+        self.tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         self.masks = list(masks)
         if shared:
-            tensors = self.tensors
-            self.masks += [tensors[i] for i in shared]
+            self.masks += [self.tensors[i] for i in shared]
         self.head_masks: list[Tensor] = []  # with a row per example and head
-        for i, name, kind in self.special:
+        for i, name, kind in mask_arguments:
             value = args[i] if 0 <= i < len(args) else kwargs.get(name)
             if not isinstance(value, Tensor):
                 continue
@@ -103,27 +102,17 @@ class Call:
                 self.head_masks.append(value)
 
     @property
-    def tensors(self) -> list[Tensor]:
-        """All tensors among the arguments."""
-        leaves = tree_leaves((self.args, self.kwargs))
-        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-
-    @property
     def examples(self) -> list[Tensor]:
         """The tensors that hold the examples."""
         return [x for x in self.tensors if is_batched(x, self.batch, self.masks)]
 
-    def map_examples(self, function: Callable[[Tensor], Tensor]) -> Any:
+    def map_examples(self, function: Callable[..., Tensor], **options: Any) -> Any:
         """Return (args, kwargs) with ``function`` applied to the tensors that hold the examples."""
 
         def apply(x: Tensor) -> Tensor:
-            return function(x) if is_batched(x, self.batch, self.masks) else x
+            return function(x, **options) if is_batched(x, self.batch, self.masks) else x
 
         return tree_map_only(Tensor, apply, (self.args, self.kwargs))
-
-    def expand(self, members: int, mode: BatchMode = "repeat") -> Any:
-        """Return (args, kwargs) with the examples of all members, member-major."""
-        return self.map_examples(partial(expand_batch, members=members, mode=mode))
 
     def take(self, examples: slice | Sequence[int]) -> "Call":
         """Return the call of some of the examples.
@@ -141,11 +130,9 @@ class Call:
 
     def replace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Call":
         """Return the call with other tensors in the place of these."""
-        return Call(args, kwargs, self.special, self.check, shared=self.find_shared().get(""))
-
-    def copy(self) -> Any:
-        """Return (args, kwargs) in memory of their own, for a network that changes its inputs."""
-        return copy_tensors((self.args, self.kwargs))
+        return Call(
+            args, kwargs, self.mask_arguments, self.check, shared=self.find_shared().get("")
+        )
 
     def find_shared(self, key: str = "", rows: int = 0) -> dict[str, list[int]]:
         """Return which tensors hold no examples: they have no row for each, and are not expanded yet.

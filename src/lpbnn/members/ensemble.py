@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from lpbnn.likelihoods import require_targets
-from lpbnn.members.call import EXECUTIONS, Call, CallCheck, as_call
+from lpbnn.members.call import EXECUTIONS, Call, CallCheck, as_call, copy_tensors
 from lpbnn.members.partial import (
     FULL,
     ExpansionPoints,
@@ -178,8 +178,9 @@ class MemberEnsemble(UncertainModel):
         shared = call.check.shared_inputs
         # take: a second pass of the same members begins their masks of dropout anew.
         state = MemberPass(sampled.take(0, count), batch, mode, draw, call.masks, shared)
-        whole = points.whole_network
-        args, kwargs = call.expand(count, mode) if whole else (call.args, call.kwargs)
+        args, kwargs = call.args, call.kwargs
+        if points.whole_network:
+            args, kwargs = call.map_examples(expand_batch, members=count, mode=mode)
         try:
             outputs = self.slot.run(state, self.run_network, *args, **kwargs)
         except (RuntimeError, ValueError) as error:
@@ -200,7 +201,9 @@ class MemberEnsemble(UncertainModel):
             if mode == "split" and count > 1:
                 own = call.take(member_examples(j, call.batch, count))
             # The network may change its inputs in place.
-            args, kwargs = own.copy() if count > 1 else (own.args, own.kwargs)
+            args, kwargs = own.args, own.kwargs
+            if count > 1:
+                args, kwargs = copy_tensors((args, kwargs))
             state = MemberPass(sampled.take(j, 1), own.batch)
             output = self.slot.run(state, self.run_network, *args, **kwargs)
             # The next call may write to the same memory, for example in a recorded CUDA graph.

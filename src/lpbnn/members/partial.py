@@ -115,7 +115,7 @@ class ExpansionPoints:
         late = state.mode == "repeat" and getattr(module, "expand_in_layers", False)
         if late and compiling and any(getattr(m, "expands_batch", False) for m in module.modules()):
             return None
-        return own.expand(state.count, state.mode)
+        return own.map_examples(expand_batch, members=state.count, mode=state.mode)
 
     def _run_earlier(
         self, module: nn.Module, call: Call, state: MemberPass, few: int

@@ -40,7 +40,7 @@ from lpbnn.convert.wrapper import Wrapper
 from lpbnn.likelihoods import MultiHead, require_targets
 from lpbnn.members.call import as_call, batch_size
 from lpbnn.members.partial import raise_with_advice
-from lpbnn.members.rows import gather
+from lpbnn.members.rows import expand_batch, gather
 from lpbnn.model import Outputs, Terms, UncertainModel, total
 from lpbnn.options import Count, Options, Share
 from lpbnn.rank_one.layer import SUPPORTED, TRANSPOSED
@@ -191,7 +191,7 @@ class MIMO(UncertainModel):
         self.first, self.last = ends
 
     def outputs(self, *args: Any, **kwargs: Any) -> Outputs:
-        return self._run(*self.call(args, kwargs).expand(self.members))
+        return self._run(*self.call(args, kwargs).map_examples(expand_batch, members=self.members))
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outputs:
         """Return the outputs (M, rows / M, ...) for inputs in member-major rows."""
