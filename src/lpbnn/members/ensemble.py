@@ -184,7 +184,7 @@ class MemberEnsemble(UncertainModel):
         try:
             outputs = self.slot.run(state, self.run_network, *args, **kwargs)
         except (RuntimeError, ValueError) as error:
-            raise_with_advice("" if whole else points.advice(), error)
+            raise_with_advice("" if points.whole_network else points.advice(), error)
         for output in tree_leaves(outputs):
             if output.shape[0] != state.rows:
                 raise RuntimeError(
