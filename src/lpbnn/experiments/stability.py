@@ -6,14 +6,13 @@ Command: ``lpbnn experiment stability`` trains LeNet-5 on digits in two minutes 
 counts as stable only if no seed diverged and the accuracy is above chance.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 
 from lpbnn.experiments._suite_options import SuiteOptions
 from lpbnn.training import EvalConfig, OptimConfig, RunConfig, ScheduleConfig
@@ -96,12 +95,13 @@ def configs(config: Config) -> dict[str, RunConfig]:
 
 def run(config: Config, console: Console) -> Path:
     from lpbnn.experiments._suite import work  # imports torch: not for --help
-    from lpbnn.report import tell_report
+    from lpbnn.report import comparison, print_table, tell_report
     from lpbnn.report.runs import by_setting
 
     runs = work(config, lambda: configs(config), console, NAMES)
     for setting, part in by_setting(runs).items():
-        console.print(table(setting, part))
+        console.print(setting, style="bold")
+        print_table(comparison(part, paper()), console)
         for line in verdicts(part):
             console.print(line, highlight=False)
     return tell_report(
@@ -112,28 +112,6 @@ def run(config: Config, console: Console) -> Path:
         reference=paper(),
         lead="the whole report:",
     )
-
-
-def table(setting: str, runs: Sequence["Run"]) -> Table:
-    """Return accuracy (mean over seeds) and epoch of divergence, ours beside the paper's."""
-    shown = Table(
-        title=f"Stability: {setting} (the paper: CIFAR-10, LeNet-5, 80 epochs)",
-        caption="accuracy in %, mean over seeds, the last finite weights of a run that diverged; div: "
-        "the epoch in which the loss of each seed stopped being finite, from 1, or - if it never did",
-    )
-    rates = sorted({float(run.settings["optim.lr"]) for run in runs}, reverse=True)
-    shown.add_column("learning rate", no_wrap=True)
-    for rate in rates:
-        shown.add_column(f"{rate:g}", justify="right")
-    for method, name in NAMES.items():
-        ours = [
-            [r for r in runs if r.method == method and r.settings["optim.lr"] == rate]
-            for rate in rates
-        ]
-        theirs = [PAPER[method].get(rate) for rate in rates]
-        _rows(shown, f"{name}, accuracy", map(_accuracy, ours), theirs, lambda p: f"{p[0]:.2f}")
-        _rows(shown, f"{name}, div", map(_epochs, ours), theirs, lambda p: str(p[1] or "-"))
-    return shown
 
 
 def verdicts(runs: Sequence["Run"]) -> list[str]:
@@ -162,29 +140,3 @@ def verdicts(runs: Sequence["Run"]) -> list[str]:
 def chance(run: "Run") -> float:
     """Return the accuracy up to which a network has learned nothing: 1.5 times that of guessing."""
     return 1.5 / (run.data.num_classes or 1)
-
-
-def _rows(
-    table: Table,
-    name: str,
-    ours: Iterable[str],
-    theirs: Sequence[tuple[float, int | None] | None],
-    write: Callable[[tuple[float, int | None]], str],
-) -> None:
-    table.add_row(name, *ours)
-    table.add_row("  the paper's", *("" if p is None else write(p) for p in theirs), style="dim")
-
-
-def _accuracy(runs: Sequence["Run"]) -> str:
-    found = [run.at("test", "accuracy") for run in runs if run.at("test")]
-    if not found:
-        return "not finite" if runs else ""
-    shown = f"{100 * fmean(found):.2f}"
-    return f"{shown} (chance)" if fmean(found) <= chance(runs[0]) else shown
-
-
-def _epochs(runs: Sequence["Run"]) -> str:
-    """Return the epochs in which the seeds diverged, the earliest first."""
-    found = sorted(run.diverged for run in runs if run.diverged is not None)
-    lasting = ["-"] * (len(runs) - len(found))
-    return " ".join([*map(str, found), *lasting])
