@@ -36,14 +36,14 @@ MAX_MEMBERS_PER_PASS = 16
 
 
 class TrainingCall(NamedTuple):
-    """A call of a loss.
+    """The call of a network in a loss, with targets and weights for the rows of all members.
 
     Args:
         call: of the network.
-        mode: how its batch is distributed over the members.
-        targets: of all rows.
-        weights: of all rows; None counts all equally.
-        rows: of each member in one pass; 1 if the members run one after another.
+        mode: how the batch is distributed over the members.
+        targets: of the J * n rows, member-major.
+        weights: of the rows; None counts all equally.
+        rows: n, in one pass of all members; 1 if they run one after another, or in evaluation.
     """
 
     call: Call
@@ -176,8 +176,7 @@ class MemberEnsemble(UncertainModel):
         if draw and any(x.shape[:1] == (batch * count,) for x in call.tensors):
             draw = 0
         shared = call.check.shared_inputs
-        # take: a second pass of the same members begins their masks of dropout anew.
-        state = MemberPass(sampled.take(0, count), batch, mode, draw, call.masks, shared)
+        state = MemberPass(sampled, batch, mode, draw, call.masks, shared)
         args, kwargs = call.args, call.kwargs
         if points.whole_network:
             args, kwargs = call.map_examples(expand_batch, members=count, mode=mode)

@@ -75,6 +75,8 @@ class MemberPass:
         self.rows = rows_needed(batch, self.count, mode)  # of the expanded batch
         self.expanded = False  # True once an expansion point has expanded the batch
         self.loop: Loop | None = None  # the loop whose members these are
+        # One per member, if the layers draw from seeds; every pass begins them anew.
+        self.generators: dict[torch.device, list[torch.Generator]] = {}
 
     def take(self, start: int, count: int) -> "MemberPass":
         """Return the pass of ``count`` of the members, from ``start`` on."""

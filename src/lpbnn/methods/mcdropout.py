@@ -86,25 +86,33 @@ class DropoutMasks:
 
     def __init__(self, count: int, seeds: Sequence[int] | None = None) -> None:
         self.count, self.seeds = count, seeds
-        self.generators: dict[torch.device, list[torch.Generator]] = {}
 
     def take(self, start: int, count: int) -> "DropoutMasks":
-        """Return ``count`` members, from ``start`` on, with their generators at the start again."""
+        """Return ``count`` members, from ``start`` on."""
         if self.seeds is None:
             return DropoutMasks(min(count, self.count - start))
         seeds = self.seeds[start : start + count]
         return DropoutMasks(len(seeds), seeds)
 
-    def sample(self, shape: Sequence[int], rate: float, device: torch.device) -> Tensor:
-        """Return which entries stay, (members, *shape)."""
+    def sample(
+        self,
+        shape: Sequence[int],
+        rate: float,
+        device: torch.device,
+        generators: dict[torch.device, list[torch.Generator]],
+    ) -> Tensor:
+        """Return which entries stay, (members, *shape).
+
+        Args:
+            shape: of the entries.
+            rate: the share that falls.
+            device: of the mask.
+            generators: those of the pass, one per member; the first layer of the pass makes them.
+        """
         assert self.seeds is not None
-        if device not in self.generators:
-            seeded = [torch.Generator(device).manual_seed(seed) for seed in self.seeds]
-            self.generators[device] = seeded
-        drawn = [
-            torch.rand(shape, generator=generator, device=device)
-            for generator in self.generators[device]
-        ]
+        if device not in generators:
+            generators[device] = [torch.Generator(device).manual_seed(s) for s in self.seeds]
+        drawn = [torch.rand(shape, generator=g, device=device) for g in generators[device]]
         return torch.stack(drawn) >= rate
 
 
@@ -167,10 +175,10 @@ class ActiveDropout(Wrapper):
         state: MemberPass | None = self.slot.get()
         masks: DropoutMasks | None = None if state is None else state.sampled
         # Rows that do not belong to members evenly get plain dropout.
-        if masks is None or masks.seeds is None or input.shape[0] % masks.count:
+        if state is None or masks is None or masks.seeds is None or input.shape[0] % masks.count:
             return self.function(input, rate, training=True)
         shape = input.shape[1:2] + (1,) * (input.dim() - 2) if self.by_channel else input.shape[1:]
-        stays = masks.sample(shape, rate, input.device).unsqueeze(1)
+        stays = masks.sample(shape, rate, input.device, state.generators).unsqueeze(1)
         rows = gather(input, len(stays))
         if not self.alpha:
             return torch.where(stays, rows / (1 - rate), 0.0).flatten(0, 1)
