@@ -134,7 +134,6 @@ def build(
     check: bool = ...,
     num_data: int | None = ...,
     members: int = ...,
-    evidence: Literal["exp", "relu", "softplus"] = ...,
     risk: Literal["digamma", "log_marginal", "squared"] = ...,
     anneal: float = ...,
     full_kl: float | None = ...,
@@ -215,7 +214,6 @@ def build(
     std: float = ...,
     prior_std: float | None = ...,
     anneal: float = ...,
-    flipout: bool = ...,
     include: str | type[nn.Module] | Sequence[str | type[nn.Module]] | None = ...,
     exclude: str | type[nn.Module] | Sequence[str | type[nn.Module]] | None = ...,
 ) -> MeanFieldBNN: ...

@@ -246,7 +246,8 @@ def test_lpbnn_learns_from_slices_of_one(variant: dict[str, Any]) -> None:
 
 def test_mc_dropout_keeps_to_the_decoder_where_the_network_has_its_own() -> None:
     model: Any = build("mcdropout", network(dropout=0.2))
-    assert model.conversion.converted == ("decoder.drop1", "decoder.refine.drop2")
+    dropping = [p for p, m in model.net.named_modules() if isinstance(m, model.member_layer)]
+    assert dropping == ["decoder.drop1", "decoder.refine.drop2"]
     assert model.expand_at == ["decoder"]
 
 

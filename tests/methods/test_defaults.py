@@ -10,7 +10,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "abnn": {"members": 4, "std": 0.1},
     "batchensemble": {"members": 4, "init_std": 0.5, "fast_lr": 0.5, "batch_mode": "split"},
     "duq": {"sigma": 0.1, "gamma": 0.999, "gradient_penalty": 0.5, "count": 13.0},
-    "edl": {"evidence": "exp", "risk": "squared", "anneal": 10.0, "full_kl": None},
+    "edl": {"risk": "squared", "anneal": 10.0, "full_kl": None},
     "ensemble": {"members": 4, "reinit": "all"},
     "lpbnn": {"members": 4, "init_std": 0.1, "latent": 32, "log_variance": -2.0, "fast_lr": 1.0},
     "mcdropout": {"members": 4, "rate": None},

@@ -1,6 +1,6 @@
 r"""EDL: the network's outputs are evidence for a Dirichlet over the class probabilities.
 
-$$\alpha = e(f(x)) + 1, \quad S = \sum_k \alpha_k, \quad p_k = \alpha_k / S, \quad u = K / S$$
+$$\alpha = \exp(f(x)) + 1, \quad S = \sum_k \alpha_k, \quad p_k = \alpha_k / S, \quad u = K / S$$
 
 $$
 L = \overline{R(\alpha, y)} + \lambda_t \, \overline{KL(Dir(\tilde\alpha) \,\|\, Dir(1))}, \quad
@@ -24,8 +24,8 @@ $\lambda$ is ``full_kl``. A little evidence e for a class that is right with pro
 squared error by about 2 q e / K and costs $\lambda (1 - q) (\pi^2 / 12) e^2$ of KL. So evidence settles near
 $q / ((1 - q) \lambda K)$, but any probability other than 1 / K needs evidence of the order of K.
 
-``evidence`` is exp, as the authors' code recommends. relu, the first example of the paper, has no gradient
-where all outputs are negative.
+The evidence is exp of the output, clamped to $\pm 10$, as the authors' code recommends. relu, the first example
+of the paper, has no gradient where all outputs are negative.
 
 The model's outputs are $\log \alpha$, whose softmax is p.
 
@@ -40,11 +40,9 @@ Sensoy, Kaplan, Kandemir: Evidential deep learning to quantify classification un
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lpbnn.likelihoods import Categorical, at_least_float32, member_axis, require_categorical
@@ -53,15 +51,8 @@ from lpbnn.model import Terms, UncertainModel, total
 from lpbnn.options import NonNegative, OneNetwork, Options
 from lpbnn.rank_one.factors import device_of
 
-Evidence = Literal["exp", "softplus", "relu"]
 Risk = Literal["squared", "digamma", "log_marginal"]
 Score = Literal["vacuity", "confidence"]
-
-EVIDENCE: dict[str, Callable[[Tensor], Tensor]] = {
-    "exp": lambda outputs: outputs.clamp(-10, 10).exp(),  # bounded as in the authors' code
-    "softplus": F.softplus,
-    "relu": F.relu,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +60,6 @@ class Config(Options):
     """Options of edl."""
 
     members: OneNetwork = 1  # edl is one network
-    evidence: Evidence = "exp"  # e, from outputs to evidence
     risk: Risk = "squared"  # R, the data term of the loss
     anneal: NonNegative = 10  # epochs over which the KL grows to its full weight; 0: none
     full_kl: NonNegative | None = None  # lambda, that full weight; None: 1 / K^2. The paper has 1
@@ -110,7 +100,7 @@ class EDL(UncertainModel):
 
     def alpha(self, outputs: Tensor) -> Tensor:
         """Return the Dirichlet's parameters for outputs of the network, of the same shape."""
-        return EVIDENCE[self.config.evidence](at_least_float32(outputs)) + 1
+        return at_least_float32(outputs).clamp(-10, 10).exp() + 1
 
     def loss(self, x: Any, y: Any, weight: Tensor | None = None) -> Terms:
         """Return the terms ``risk`` and ``kl``; see ``UncertainModel.loss``."""

@@ -40,7 +40,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lpbnn.convert.checks import SUPPORTED, Filter
-from lpbnn.convert.convert import Conversion, convert, replace_modules
+from lpbnn.convert.convert import convert, replace_modules
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.members.call import as_call
 from lpbnn.members.ensemble import MemberEnsemble
@@ -216,7 +216,6 @@ class MCDropout(MemberEnsemble):
     Args:
         net: the network, with ``ActiveDropout`` in it.
         members: passes of one call.
-        conversion: which layers drop.
         expand_at: the part before which nothing drops.
         **options: of ``UncertainModel``.
 
@@ -232,13 +231,11 @@ class MCDropout(MemberEnsemble):
         self,
         net: nn.Module,
         members: int,
-        conversion: Conversion,
         expand_at: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(net, expand_at=expand_at, **options)
         self.members = members
-        self.conversion = conversion
         self.dropouts = [module for module in net.modules() if isinstance(module, ActiveDropout)]
         for dropout in self.dropouts:
             dropout.slot = self.slot
@@ -291,16 +288,14 @@ def build(net: nn.Module, config: Config, **model_options: Any) -> MCDropout:
     own = {
         path: layer for path, layer in net.named_modules() if isinstance(layer, tuple(FUNCTIONS))
     }
-    conversion = Conversion(tuple(own), {})
     if not own or config.include is not None or config.exclude is not None:
-        inserted = insert_dropout(net, config)
-        conversion = Conversion(conversion.converted + inserted.converted, inserted.left)
+        insert_dropout(net, config)
     rate = config.rate
     if rate is None and not any(layer.p for layer in own.values()):
         rate = RATE  # all rates are 0: passes must differ
     replace_modules(net, {id(layer): ActiveDropout(layer, rate) for layer in own.values()})
     warn_of_recurrent_layers(net)
-    return MCDropout(net, config.members, conversion, config.expand_at, **model_options)
+    return MCDropout(net, config.members, config.expand_at, **model_options)
 
 
 def find_dropping_part(net: nn.Module) -> str:
@@ -326,7 +321,7 @@ def find_dropping_part(net: nn.Module) -> str:
         path = f"{path}.{name}" if path else name
 
 
-def insert_dropout(net: nn.Module, config: Config) -> Conversion:
+def insert_dropout(net: nn.Module, config: Config) -> None:
     """Put dropout in front of the chosen layers; by default all but the first, which sees the data."""
     exclude = config.exclude
     layers = [path for path, layer in net.named_modules() if isinstance(layer, SUPPORTED)]
@@ -334,7 +329,7 @@ def insert_dropout(net: nn.Module, config: Config) -> Conversion:
         given = [] if exclude is None else [exclude] if isinstance(exclude, str | type) else exclude
         exclude = [layers[0], *given]
     rate = RATE if config.rate is None else config.rate
-    return convert(net, lambda layer, path: DropBefore(layer, rate, path), config.include, exclude)
+    convert(net, lambda layer, path: DropBefore(layer, rate, path), config.include, exclude)
 
 
 def warn_of_recurrent_layers(net: nn.Module) -> None:
