@@ -333,6 +333,12 @@ def test_the_check_runs_once_and_on_few_rows() -> None:
     assert net[1].calls == [400]
 
 
+def test_an_error_of_the_network_is_shown_once() -> None:
+    with pytest.raises(RuntimeError, match="same dtype") as caught:
+        build(nn.Linear(5, 3)).loss(torch.randn(8, 5).double(), torch.zeros(8).long())
+    assert caught.value.__context__ is None
+
+
 def test_without_a_check_nothing_is_compared() -> None:
     net = nn.Sequential(nn.Linear(5, 6), Counting(), nn.Linear(6, 3))
     model = build(net, check=False)

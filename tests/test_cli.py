@@ -256,14 +256,13 @@ def test_answers_as_numbers(
     answers = json.loads(objects.read_text())
     model, _, info = load_run(trained)
     p = predict(model, info.normalise(read_images([deep, blank], info.shape)), samples=4, seed=0)
-    score = p.ood_score
     for i, (row, answer, path) in enumerate(zip(rows, answers, (deep, blank), strict=True)):
         label = info.classes[int(p.labels[i])]
         assert (
             (row["file"], row["label"]) == (answer["file"], answer["label"]) == (str(path), label)
         )
-        for name in ("confidence", "total", "aleatoric", "epistemic", "score"):
-            value = float((score if name == "score" else getattr(p, name))[i])
+        for name in ("confidence", "total", "aleatoric", "epistemic", "ood_score"):
+            value = float(getattr(p, name)[i])
             assert float(row[name]) == answer[name] == value
         assert [float(row[f"p({c})"]) for c in info.classes] == p.probs[i].tolist()
         assert answer["probabilities"] == dict(zip(info.classes, p.probs[i].tolist(), strict=True))
@@ -525,7 +524,7 @@ def test_a_new_method_is_one_new_file(
 ) -> None:
     (tmp_path / "halved.py").write_text(METHOD)
     monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
-    monkeypatch.setattr(methods, "_own", methods._own.__wrapped__)  # a process looks once
+    monkeypatch.setitem(methods._OWN, "halved", "lpbnn.methods.halved")  # as a new process finds it
     lpbnn("ls")
     assert "Halved: a new method" in capsys.readouterr().out
     lpbnn("train", *FAST, "--method", "halved", "-o", tmp_path / "run")

@@ -36,6 +36,13 @@ def test_the_loss_is_the_sum_of_its_terms_and_not_of_their_parts() -> None:
     assert list(terms) == ["loss", "nll", "nll/a", "nll/b", "kl"]
 
 
+def test_a_state_of_a_model_built_in_another_way_says_so() -> None:
+    state = lpbnn.build(small(), "lpbnn", num_data=8).state_dict()
+    with pytest.raises(RuntimeError) as caught:
+        lpbnn.build(small(), "batchensemble").load_state_dict(state)
+    assert any("with the options of the saved model" in note for note in caught.value.__notes__)
+
+
 def test_outputs_of_members_are_stacked_head_by_head() -> None:
     one = {"a": torch.zeros(5, 2), "b": torch.zeros(5, 3, 4)}
     found = stack_members([one, one, one])

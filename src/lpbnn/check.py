@@ -430,7 +430,8 @@ def _run_few_rows(call: Call, run: Callable[[Call, bool], Any]) -> Any:
     except torch.OutOfMemoryError:
         raise
     except Exception:
-        return run(call, False)
+        pass  # outside of this block, so that an error of the whole call is shown alone
+    return run(call, False)
 
 
 def _refuse_time_first(reference: _Reference) -> None:

@@ -365,6 +365,16 @@ class UncertainModel(WideBuffers):
                 group["lr"] = rate
         return groups
 
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load the state dict of a model that was built in the same way."""
+        try:
+            return super().load_state_dict(*args, **kwargs)
+        except RuntimeError as error:
+            error.add_note(
+                "Fix: build the same network by the method and with the options of the saved model."
+            )
+            raise
+
     def before_epoch(self, epoch: int, epochs: int) -> None:
         """Anneal; a training loop calls this before every epoch (from 0) of ``epochs``.
 

@@ -104,6 +104,7 @@ def test_a_set_declared_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"task": "regression"}, "None for regression"),
         ({"classes": ("a",)}, "names 1 classes but has num_classes=2"),
         ({"mean": (0.0,)}, "give 3 of each"),
+        ({"train": Dataset(torch.zeros(4, 3, 2, 2), torch.zeros(4))}, "pictures are uint8"),
         ({"val": Dataset(torch.zeros(4, 2), torch.zeros(4))}, r"val holds .* \(2,\), train"),
     ],
 )
@@ -115,6 +116,11 @@ def test_bad_splits_are_refused(changes: dict[str, object], message: str) -> Non
 def test_a_dataset_needs_a_target_per_input() -> None:
     with pytest.raises(ValueError, match="4 inputs and 3 targets"):
         Dataset(torch.zeros(4), torch.zeros(3))
+
+
+def test_a_dataset_of_arrays_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"targets are ndarray. Fix: torch.as_tensor"):
+        Dataset(torch.zeros(4), torch.zeros(4).numpy())  # pyright: ignore[reportArgumentType]
 
 
 def test_a_dataset_serves_a_data_loader() -> None:

@@ -119,7 +119,7 @@ def test_a_regression_answers_in_the_unit_of_its_targets(tmp_path: Path, targets
             for k, value in enumerate(values[i].tolist()):
                 key = name if targets == 1 else f"{name} {k + 1}"
                 assert float(row[key]) == answer[key] == pytest.approx(value, rel=1e-5)
-        assert answer["score"] == pytest.approx(p.ood_score[i].item(), rel=1e-5)
+        assert answer["ood_score"] == pytest.approx(p.ood_score[i].item(), rel=1e-5)
         assert len(row) == len(answer) == 2 + 4 * targets
     assert [column.header for column in table.columns] == ["image", *list(rows[0])[1:]]
     assert (p.epistemic > 0).all()

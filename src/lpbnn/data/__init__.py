@@ -121,6 +121,11 @@ class Splits(Description):
                 f"Splits {self.name!r} has inputs of shape {self.shape}, {len(self.mean)} means "
                 f"and {len(self.std)} stds; give {self.shape[0]} of each, one per channel."
             )
+        if len(self.shape) == 3 and self.train.dtype != torch.uint8:
+            raise ValueError(
+                f"Splits {self.name!r} has pictures of {self.train.dtype}; pictures are uint8, 0 to 255, and "
+                "mean and std do the scaling. Fix, for 0 to 1: (x * 255).round().to(torch.uint8)."
+            )
         for part, data in {"val": self.val, "test": self.test, **self.ood}.items():
             if data.shape != self.shape or data.dtype != self.train.dtype:
                 raise ValueError(

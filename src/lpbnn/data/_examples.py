@@ -67,6 +67,12 @@ class Dataset(Examples):
     targets: Tensor
 
     def __post_init__(self) -> None:
+        for name, values in (("inputs", self.inputs), ("targets", self.targets)):
+            if not isinstance(values, Tensor):
+                raise TypeError(
+                    f"Dataset takes tensors; its {name} are {type(values).__name__}. "
+                    "Fix: torch.as_tensor(...), float32 for tables."
+                )
         if len(self.inputs) != len(self.targets):
             raise ValueError(
                 f"Dataset got {len(self.inputs)} inputs and {len(self.targets)} targets; "

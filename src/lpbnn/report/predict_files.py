@@ -26,7 +26,7 @@ from lpbnn.training.build import DataInfo
 from lpbnn.training.evaluator import Predictor
 from lpbnn.training.files import finite, printable, write_atomic
 
-COLUMNS = ("label", "confidence", "total", "aleatoric", "epistemic", "score")
+COLUMNS = ("label", "confidence", "total", "aleatoric", "epistemic", "ood_score")
 UNSURE = 0.5  # confidence below which no class has the majority
 AT_ONCE = 256  # images, each for one member, in the network: a folder of thousands fits the memory
 SHOWN = 4  # classes named in the terminal
@@ -131,7 +131,7 @@ def estimated(ask: Question, images: Sequence[Path], out: Path | None = None) ->
     columns = [part[:, k] for k in targets for part in parts.values()]
     rows = torch.stack([*columns, p.ood_score], 1).tolist()
     answers = [
-        dict(zip(("file", *names, "score"), (str(path), *row), strict=True))
+        dict(zip(("file", *names, "ood_score"), (str(path), *row), strict=True))
         for path, row in zip(images, rows, strict=True)
     ]
     return _tabled(answers, ".4g", out)
@@ -214,7 +214,7 @@ def segmented(ask: Question, images: Sequence[Path], out: Path | None = None) ->
             "confidence": p.confidence[0],
             "aleatoric": p.aleatoric[0],
             "epistemic": p.epistemic[0],
-            "score": p.ood_score[0],
+            "ood_score": p.ood_score[0],
         }
         if ask.conformal is not None:
             conformal, level = ask.conformal

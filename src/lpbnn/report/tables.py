@@ -35,10 +35,9 @@ DIVERSITY = ("ratio_error", "q_statistic", "correlation", "disagreement")
 PIXELS = {"pixels": "anomalies: per image", "pixels_pooled": "anomalies: pooled"}
 ALL_SEVERITIES = [1, 2, 3, 4, 5]
 RULE = (
-    "best is the row with the best mean, with the rows that follow it in the order of their means as long as "
-    "mean ± standard deviation over seeds overlaps its own; second best likewise among the rest, unless that "
-    "is all of them. A single run has the median deviation of its column; where no row has several seeds, the "
-    "digits shown decide."
+    "rows share a mark if their mean ± standard deviation over seeds overlaps that of the best row, or the "
+    "best of the remaining rows. A single run is given the median deviation of its column. If no row has "
+    "several seeds, the digits shown decide."
 )
 
 
