@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from tools import make_stub
 
+from lpbnn import backbones, data, methods, source
+
 HEAD = """\
 from typing import Any
 import lpbnn
@@ -30,13 +32,23 @@ CALLS = {
 def test_the_stub_has_the_options_of_the_methods() -> None:
     """If this fails, run ``python tools/make_stub.py``."""
     assert make_stub.PATH.read_text() == make_stub.stub()
+    assert source.TABLE.read_text() == make_stub.table()
+
+
+def test_options_of_the_table_are_those_of_an_import() -> None:
+    for name in methods.names():
+        assert methods.options(name) == source.config_options(methods.load(name).Config)
+    for name, net in backbones.entries().items():
+        assert source.stored("backbone", name) == source.call_options(net.build, 2)
+    for name, entry in data.entries().items():
+        assert source.stored("data", name) == source.call_options(entry.load, 1)
 
 
 @pytest.mark.slow
 def test_a_wrong_option_is_a_type_error_and_a_right_one_is_not(tmp_path: Path) -> None:
-    source = str(make_stub.PATH.parents[1])
+    package = str(make_stub.PATH.parents[1])
     (tmp_path / "calls.py").write_text(HEAD + "\n".join(CALLS))
-    settings = {"extraPaths": [source], "typeCheckingMode": "standard"}
+    settings = {"extraPaths": [package], "typeCheckingMode": "standard"}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
     command = [Path(sys.executable).with_name("basedpyright"), "--outputjson"]
     command += ["-p", tmp_path, "--pythonpath", sys.executable]

@@ -2,9 +2,9 @@
 
 import csv
 import dataclasses
+import importlib
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -62,40 +62,6 @@ def test_ls_lists_everything(capsys: pytest.CaptureFixture[str]) -> None:
         assert name in shown
 
 
-def test_what_is_read_without_torch_is_what_an_import_gives() -> None:
-    read, imported = (
-        subprocess.run([sys.executable, "-c", before + OF_ALL], capture_output=True, text=True)
-        for before in ("", IMPORT_ALL)
-    )
-    assert read.returncode == 0, read.stderr
-    assert read.stdout.startswith("torch:\nFalse")
-    layer = "torch.nn.modules.module.Module"
-    shown = read.stdout.replace("lpbnn.source._Placeholder", layer)
-    assert shown.splitlines()[2:] == imported.stdout.splitlines()[2:]
-    for name in methods.names():
-        assert methods.describe(name) == (methods.load(name).__doc__ or "").strip().splitlines()[0]
-
-
-OF_ALL = r"""
-import sys
-from lpbnn import methods, source
-
-def shown(options):
-    return [(option.name, option.hint, option.default, option.description) for option in options]
-
-lines = [f"{name} {shown(methods.options(name))}" for name in methods.names()]
-for name, entry in source.entries("lpbnn.backbones", "NETS").items():
-    lines.append(f"{name} {entry.description} {shown(source.call_options(entry.build, 2))}")
-for name, entry in source.entries("lpbnn.data", "SETS").items():
-    lines.append(f"{name} {entry.description} {shown(source.call_options(entry.load, 1))}")
-print("torch:", "torch" in sys.modules, *lines, sep="\n")
-"""
-IMPORT_ALL = """
-from lpbnn import backbones, data, methods
-backbones.entries(), data.entries(), [methods.load(name) for name in methods.names()]
-"""
-
-
 @pytest.mark.parametrize("method", methods.names())
 def test_ls_of_a_method_shows_every_option(method: str, capsys: pytest.CaptureFixture[str]) -> None:
     fields = dataclasses.fields(methods.load(method).Config)
@@ -117,7 +83,7 @@ def test_the_comment_of_an_option_may_be_in_any_of_three_places(tmp_path: Path) 
     try:
         found = [
             (option.name, option.default, option.description)
-            for option in source.config_options(source.read("commented", "Config"))
+            for option in source.config_options(importlib.import_module("commented").Config)
         ]
     finally:
         sys.path.remove(str(tmp_path))
@@ -133,11 +99,10 @@ def test_the_comment_of_an_option_may_be_in_any_of_three_places(tmp_path: Path) 
 
 
 OPTIONS = '''
-import nobodys_library
 from dataclasses import dataclass
 
 @dataclass
-class Base(nobodys_library.Base):
+class Base:
     beside: int = 1  # on its line
     inherited: int = 2  # of the base
 
@@ -571,11 +536,12 @@ def test_a_run_is_measured_where_its_data_has_gone(
 
 
 def test_every_option_of_a_backbone_or_data_set_has_a_description() -> None:
-    nets = source.entries("lpbnn.backbones", "NETS")
-    sets = source.entries("lpbnn.data", "SETS")
-    found = {name: source.call_options(entry.build, 2) for name, entry in nets.items()}
-    found |= {name: source.call_options(entry.load, 1) for name, entry in sets.items()}
+    table = source.table()
     silent = [
-        f"{name}: {o.name}" for name, all_ in found.items() for o in all_ if not o.description
+        f"{name}: {option['name']}"
+        for kind in ("backbone", "data")
+        for name, entry in table[kind].items()
+        for option in entry["options"]
+        if not option["help"]
     ]
-    assert not [line for line in silent if not line.endswith(": rows")]  # for tests alone
+    assert not silent

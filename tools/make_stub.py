@@ -1,11 +1,14 @@
-"""Write src/lpbnn/build.pyi: an overload of ``lpbnn.build`` for each method, so that editors complete options.
+"""Write src/lpbnn/build.pyi and src/lpbnn/options.json from the options of methods, networks and data sets.
 
     python tools/make_stub.py
 
-The overloads come from the methods' ``Config``; tests/test_build_types.py fails if the file is out of step.
+The first has an overload of ``lpbnn.build`` for each method, so that editors complete options; the second is
+what ``lpbnn ls`` and ``--help`` show without importing torch. tests/test_build_types.py fails if a file is
+out of step.
 """
 
 import inspect
+import json
 import types
 import typing
 from collections.abc import Sequence
@@ -14,8 +17,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from torch import nn
 
+from lpbnn import backbones, data, methods, source
 from lpbnn import build as function
-from lpbnn import methods
 
 PATH = Path(__file__).parents[1] / "src" / "lpbnn" / "build.pyi"
 DEFAULT = inspect.signature(function).parameters["method"].default
@@ -71,7 +74,7 @@ def overload(method: str) -> tuple[str, str]:
     returned = get_type_hints(module.build)["return"]
     own = "".join(
         f"    {option.name}: {text(hints[option.name])} = ...,\n"
-        for option in methods.options(method)
+        for option in source.config_options(module.Config)
     )
     default = " = ..." if method == DEFAULT else ""
     code = (
@@ -81,13 +84,39 @@ def overload(method: str) -> tuple[str, str]:
     return code, f"from {returned.__module__} import {returned.__name__}"
 
 
+def built_in() -> list[str]:
+    """Return the methods of the package."""
+    return [n for n in methods.names() if methods.load(n).__package__ == "lpbnn.methods"]
+
+
+def table() -> str:
+    """Return the text of options.json."""
+    found: dict[str, dict[str, dict[str, Any]]] = {"method": {}, "backbone": {}, "data": {}}
+    for name in built_in():
+        options = source.config_options(methods.load(name).Config)
+        found["method"][name] = {"about": methods.describe(name), "options": options}
+    for name, net in backbones.entries().items():
+        options = source.call_options(net.build, 2)
+        found["backbone"][name] = {"about": net.description, "options": options}
+    for name, entry in data.entries().items():
+        options = source.call_options(entry.load, 1)
+        found["data"][name] = {"about": entry.description, "options": options}
+    parts = []
+    for kind, entries in found.items():  # a line for each name
+        lines = (
+            f"{json.dumps(name)}: {json.dumps({**one, 'options': source.to_data(one['options'])})}"
+            for name, one in entries.items()
+        )
+        parts.append(json.dumps(kind) + ": {\n" + ",\n".join(lines) + "\n}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
 def stub() -> str:
     """Return the text of build.pyi."""
-    built_in = [
-        name for name in methods.names() if methods.load(name).__package__ == "lpbnn.methods"
-    ]
     # The default comes first: it is what a call without a method is.
-    found = [overload(name) for name in sorted(built_in, key=lambda name: (name != DEFAULT, name))]
+    found = [
+        overload(name) for name in sorted(built_in(), key=lambda name: (name != DEFAULT, name))
+    ]
     # A method of another package, or one whose name is a variable: options it may have, others as **options.
     rest = (
         "@overload\ndef build(\n    net: nn.Module,\n    method: str,\n    *,\n"
@@ -99,3 +128,4 @@ def stub() -> str:
 
 if __name__ == "__main__":
     PATH.write_text(stub())
+    source.TABLE.write_text(table())

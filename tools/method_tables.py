@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from tools.make_results import ACCURACY, ECE, NLL, RESULTS, Column, Row, numbers
 from tools.make_tables import read_csv
 
 from benchmarks.posthoc import show
-from lpbnn import methods
+from lpbnn import methods, source
 from lpbnn.report.runs import title
 
 CAPTION = (
@@ -46,13 +46,15 @@ def options(method: str) -> str:
         | `num_data` | the number of training examples, an integer of at least 1 or `None` | `None` | ...
     """
     lines = ["| option | values | default | meaning |", "|---|---|---|---|"]
-    for option in methods.options(method):
+    config = methods.load(method).Config
+    hints = get_type_hints(config, include_extras=True)
+    for option in source.config_options(config):
         given = option.default
         default = f"{given:.3g}" if isinstance(given, float) else str(given)
         default = f'"{given}"' if isinstance(given, str) else default
         cells = (
             f"`{option.name}`",
-            _values(option.hint),
+            _values(hints[option.name]),
             f"`{default}`",
             _cell(option.description),
         )

@@ -1,26 +1,28 @@
-"""Read names from modules without importing torch, for ``lpbnn --help`` and ``lpbnn ls``.
+"""Options of methods, networks and data sets, for ``lpbnn ls``, ``--help`` and the command line.
 
-Methods, networks and data sets are declared in files that import torch, which takes seconds. Here the
-top-level statements of such a file are executed one by one, each when a name that it defines is needed, and
-libraries are replaced by a placeholder. A table of entries or the options of a method need nothing else.
+They are declared in files that import torch, which takes seconds. Those of the package are therefore also in
+a table, ``options.json``, which tools/make_stub.py writes and a test compares with the files. Options of other
+packages are read from the imported module.
 """
-
-import __future__
 
 import ast
 import dataclasses
-import importlib
 import importlib.util
 import inspect
+import json
 import re
 import sys
-from collections.abc import Callable, Iterable
+import textwrap
+import typing
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from importlib.machinery import ModuleSpec, PathFinder
 from itertools import takewhile
 from pathlib import Path
-from pkgutil import iter_modules
-from typing import Any, NamedTuple
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+
+TABLE = Path(__file__).with_name("options.json")
 
 
 class Option(NamedTuple):
@@ -28,51 +30,61 @@ class Option(NamedTuple):
 
     name: str
     hint: Any
+    """The part of its type that can be typed on a command line; None if nothing is left."""
     default: Any
     description: str
 
 
-def doc(module: str) -> str:
-    """Return the docstring of a module, which is not imported.
+@cache
+def table() -> dict[str, dict[str, Any]]:
+    """Return the table: kind, name, then what the name is and its options.
 
     Example:
-        >>> doc("lpbnn.source").splitlines()[0]
-        'Read names from modules without importing torch, for ``lpbnn --help`` and ``lpbnn ls``.'
-    """
-    text = _text(module)
-    # Without parsing the whole file: ls shows the first lines of twenty.
-    start = re.match(r'\s*r?"""(.*?)"""', text, re.DOTALL)
-    return inspect.cleandoc(start[1]) if start else ast.get_docstring(ast.parse(text)) or ""
-
-
-def read(module: str, name: str) -> Any:
-    """Return what a module calls ``name``, or None; the module is imported only if nothing else helps."""
-    if module not in sys.modules:
-        names = _names(module)
-        if name not in names.nodes:
-            return None
-        try:
-            return names[name]
-        except Exception:  # a statement that really needs a library
-            importlib.import_module(module)
-    return getattr(sys.modules[module], name, None)
-
-
-def entries(package: str, table: str, name: str = "") -> dict[str, Any]:
-    """Return all entries of the tables ``{name: Entry(...)}`` in a package's files.
-
-    Args:
-        name: read the files that mention this name alone; others are not parsed.
-
-    Example:
-        >>> entries("lpbnn.backbones", "NETS")["wrn-28-10"].description
+        >>> table()["backbone"]["wrn-28-10"]["about"]
         "Wide ResNet of the paper's CIFAR tables, 36.5 M parameters"
     """
-    folders = getattr(sys.modules.get(package), "__path__", None)
-    files = iter_modules(folders or find(package).submodule_search_locations)
-    modules = [f"{package}.{file}" for file in sorted(file.name for file in files)]
-    tables = (read(module, table) for module in modules if name in _text(module))
-    return {key: entry for found in tables for key, entry in (found or {}).items()}
+    return json.loads(TABLE.read_bytes())
+
+
+def stored(kind: str, name: str) -> list[Option] | None:
+    """Return the options of a method, a backbone or a data set of the package; None if it has no such name.
+
+    Example:
+        >>> option = stored("method", "duq")[2]
+        >>> option.name, option.hint, option.default, option.description
+        ('sigma', <class 'float'>, 0.1, 'length scale of the kernel')
+    """
+    entry = table()[kind].get(name)
+    if entry is None:
+        return None
+    return [
+        Option(
+            one["name"],
+            eval(one["type"], {"typing": typing, "NoneType": NoneType}),
+            _tuples(one["default"]) if "default" in one else inspect.Parameter.empty,
+            one["help"],
+        )
+        for one in entry["options"]
+    ]
+
+
+def to_data(options: Iterable[Option]) -> list[dict[str, Any]]:
+    """Return options as the table has them; ``stored`` reads them back."""
+    found = []
+    for option in options:
+        plain = isinstance(option.hint, type) and not get_args(option.hint)
+        kind = option.hint.__name__ if plain else repr(option.hint)
+        default = {} if _is_required(option) else {"default": option.default}
+        found.append({"name": option.name, "type": kind, **default, "help": option.description})
+    return found
+
+
+def _is_required(option: Option) -> bool:
+    return option.default in (inspect.Parameter.empty, dataclasses.MISSING)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def config_options(config: type) -> list[Option]:
@@ -80,42 +92,87 @@ def config_options(config: type) -> list[Option]:
 
     The description of a field is the comment on its line, else the comment above it, else its entry in
     the ``Args`` of the class. A field that has none of these keeps the description in the base class.
-
-    Example:
-        >>> option = config_options(read("lpbnn.methods.duq", "Config"))[2]
-        >>> option.name, option.default, option.description
-        ('sigma', 0.1, 'length scale of the kernel')
     """
-    hints: dict[str, Any] = {}
     descriptions: dict[str, str] = {}
     for base in reversed(config.__mro__[:-1]):
-        names = _names(base.__module__)
-        own = inspect.get_annotations(base)
-        # A class that was imported has types, one that was read here has their text.
-        hints |= {k: eval(v, names) if isinstance(v, str) else v for k, v in own.items()}
-        descriptions |= _arguments(base) | names.comments(base.__name__)
+        descriptions |= _arguments(base) | _comments(base)
+    hints = typing.get_type_hints(config, include_extras=True)
     return [
-        Option(f.name, hints[f.name], f.default, descriptions.get(f.name, ""))
+        Option(f.name, typed(hints[f.name]), f.default, descriptions.get(f.name, ""))
         for f in dataclasses.fields(config)
     ]
 
 
 def call_options(function: Callable[..., Any], skip: int) -> list[Option]:
-    """Return the parameters of a function or class after the first ``skip``, without keyword-only ones.
-
-    Example:
-        >>> lenet = entries("lpbnn.backbones", "NETS")["lenet"].build
-        >>> [(option.name, option.default) for option in call_options(lenet, skip=2)]
-        [('dropout', 0.0)]
-    """
+    """Return the parameters of a function or class after the first ``skip``, without keyword-only ones."""
     parameters = list(inspect.signature(function, eval_str=True).parameters.values())[skip:]
-    whole = function.func if isinstance(function, partial) else function
-    descriptions = _arguments(whole)
+    descriptions = _arguments(function.func if isinstance(function, partial) else function)
     return [
-        Option(p.name, p.annotation, p.default, descriptions.get(p.name, ""))
+        Option(
+            p.name,
+            type(p.default) if p.annotation is p.empty else typed(p.annotation),
+            p.default,
+            descriptions.get(p.name, ""),
+        )
         for p in parameters
         if p.kind is not p.KEYWORD_ONLY
     ]
+
+
+def typed(hint: Any) -> Any:
+    """Return the part of a type that can be typed: no classes and no functions; None if nothing is left."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return typed(args[0])
+    if hint in (bool, int, float, str, NoneType) or origin is Literal:
+        return hint
+    if origin in (Union, UnionType):
+        kept = [part for part in map(typed, args) if part is not None]
+        return Union[tuple(kept)] if set(kept) - {NoneType} else None  # noqa: UP007
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        item = typed(args[0])
+        return None if item is None else tuple[item, ...]
+    return None
+
+
+def _comments(cls: type) -> dict[str, str]:
+    """Return the comments beside or above the fields of a class."""
+    text = textwrap.dedent(inspect.getsource(cls))
+    lines, found = text.splitlines(), {}
+    for field in ast.parse(text).body[0].body:  # type: ignore[attr-defined]
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            own = lines[field.lineno - 1 : field.end_lineno]
+            said = [line.rpartition("  # ")[2] for line in own if "  # " in line]
+            above = reversed(lines[: field.lineno - 1])
+            said = said or list(takewhile(lambda line: line.strip().startswith("#"), above))[::-1]
+            if said:
+                found[field.target.id] = " ".join(line.strip("# ") for line in said)
+    return found
+
+
+def _arguments(documented: Any) -> dict[str, str]:
+    """Return the entries of a docstring's ``Args``, each on one line."""
+    import docstring_parser  # a dependency of tyro
+
+    entries = docstring_parser.parse(documented.__doc__ or "").params
+    return {
+        name.strip(): " ".join((entry.description or "").split())
+        for entry in entries
+        for name in entry.arg_name.split(",")
+    }
+
+
+def doc(module: str) -> str:
+    """Return the docstring of a module, which is not imported.
+
+    Example:
+        >>> doc("lpbnn.registry").splitlines()[0]
+        'Names of methods, data sets, networks and experiments, and where they are.'
+    """
+    text = Path(str(find(module).origin)).read_text("utf-8")
+    # Without parsing the whole file: ls shows the first lines of twenty.
+    start = re.match(r'\s*r?"""(.*?)"""', text, re.DOTALL)
+    return inspect.cleandoc(start[1]) if start else ast.get_docstring(ast.parse(text)) or ""
 
 
 def find(module: str) -> ModuleSpec:
@@ -137,111 +194,3 @@ def find(module: str) -> ModuleSpec:
     if spec is None:
         raise ModuleNotFoundError(f"there is no module {module!r}.", name=module)
     return spec
-
-
-def _text(module: str) -> str:
-    return Path(str(find(module).origin)).read_text("utf-8")
-
-
-class _Placeholders(type):
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return cls
-
-
-class _Placeholder(metaclass=_Placeholders):
-    """Any name of a library: may be subclassed and called, and has any attribute."""
-
-    def __init__(self, *args: object, **kwargs: object) -> None: ...
-
-
-class _Names(dict[str, Any]):
-    """The names of a module; each is defined when it is first looked up."""
-
-    def __init__(self, module: str) -> None:
-        super().__init__(__name__=__name__)  # dataclasses look for the module of a class
-        self.module = module
-        self.path = str(find(module).origin)
-        text = _text(module)
-        self.lines, self.tree = text.splitlines(), ast.parse(text)
-        self.nodes = {name: node for node in self.tree.body for name in _defined(node)}
-
-    def __missing__(self, name: str) -> Any:
-        node = self.nodes[name]  # a KeyError sends Python on to its builtins
-        source = node.module if isinstance(node, ast.ImportFrom) else None
-        imports = isinstance(node, ast.Import | ast.ImportFrom)
-        root = (source or name).partition(".")[0]
-        if source is not None and root == "lpbnn":
-            assert isinstance(node, ast.ImportFrom)
-            original = next(a.name for a in node.names if name in (a.name, a.asname))
-            found = read(source, original)
-            self[name] = _names(f"{source}.{original}") if found is None else found
-        elif imports and root not in sys.stdlib_module_names:
-            self[name] = _Placeholder
-        else:
-            for used in _used_by_class(node):  # a class body looks past __missing__
-                if used in self.nodes:
-                    self[used]
-            # Annotations stay text: a method may return the class that is being defined.
-            flag = __future__.annotations.compiler_flag
-            exec(compile(ast.Module([node], []), self.path, "exec", flag, True), self)
-            if isinstance(node, ast.ClassDef):
-                self[name].__module__ = self.module
-        return self[name]
-
-    def __getattr__(self, name: str) -> Any:
-        if name in self.nodes:  # of a module that another one imports whole
-            return self[name]
-        raise AttributeError(name)
-
-    def comments(self, cls: str) -> dict[str, str]:
-        """Return the comments beside or above the fields of a class."""
-        found: dict[str, str] = {}
-        for field in getattr(self.nodes[cls], "body", ()):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                own = self.lines[field.lineno - 1 : field.end_lineno]
-                said = [line.rpartition("  # ")[2] for line in own if "  # " in line]
-                above = reversed(self.lines[: field.lineno - 1])
-                said = (
-                    said or list(takewhile(lambda line: line.strip().startswith("#"), above))[::-1]
-                )
-                if said:
-                    found[field.target.id] = " ".join(line.strip("# ") for line in said)
-        return found
-
-
-_names = cache(_Names)
-
-
-def _defined(node: ast.stmt) -> list[str]:
-    """Return the names that a statement defines."""
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return [alias.asname or alias.name.partition(".")[0] for alias in node.names]
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return [node.name]
-    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    return [target.id for target in targets if isinstance(target, ast.Name)]
-
-
-def _used_by_class(node: ast.stmt) -> list[str]:
-    """Return the names that the body of a class uses when it is defined."""
-    parts: list[Any] = []
-    for part in node.body if isinstance(node, ast.ClassDef) else ():
-        parts += [part.value] if isinstance(part, ast.Assign | ast.AnnAssign) else []
-        if isinstance(part, ast.FunctionDef):
-            parts += [*part.decorator_list, *part.args.defaults, *part.args.kw_defaults]
-    names = (name for part in parts if part is not None for name in ast.walk(part))
-    return [name.id for name in names if isinstance(name, ast.Name)]
-
-
-def _arguments(documented: Any) -> dict[str, str]:
-    """Return the entries of a docstring's ``Args``, each on one line."""
-    import docstring_parser  # a dependency of tyro
-
-    entries = docstring_parser.parse(documented.__doc__ or "").params
-    return {
-        name.strip(): " ".join((entry.description or "").split())
-        for entry in entries
-        for name in entry.arg_name.split(",")
-    }

@@ -1,7 +1,7 @@
 """The command ``lpbnn`` and its subcommands.
 
-``--help`` and ``ls`` answer at once because they do not import torch: methods, networks and data sets are
-read from the source files (``lpbnn.source``).
+``--help`` and ``ls`` answer at once because they do not import torch: ``lpbnn.source`` has the options of
+methods, networks and data sets in a table.
 """
 
 import gc
@@ -48,8 +48,8 @@ def ls(method: Annotated[Positional[str | None], arg(metavar="METHOD")] = None) 
         return
     families: dict[str, dict[str, str]] = {
         "methods": {name: _description(name) for name in methods.names()},
-        "backbones": _descriptions("lpbnn.backbones", "NETS"),
-        "data": dict(sorted(_descriptions("lpbnn.data", "SETS").items())),
+        "backbones": _descriptions("backbone"),
+        "data": _descriptions("data"),
         "experiments": {name: experiments.describe(name) for name in experiments.names()},
     }
     for family, entries in families.items():
@@ -78,8 +78,8 @@ def _description(method: str) -> str:
         return str(error)
 
 
-def _descriptions(package: str, table: str) -> dict[str, str]:
-    return {name: entry.description for name, entry in source.entries(package, table).items()}
+def _descriptions(kind: str) -> dict[str, str]:
+    return {name: entry["about"] for name, entry in source.table()[kind].items()}
 
 
 def _show_options(method: str) -> None:

@@ -4,14 +4,12 @@ Nothing here imports torch, for ``--help``.
 """
 
 import dataclasses
-import importlib
 import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any
 
 import tyro
 from tyro.conf import arg
@@ -98,8 +96,7 @@ def option_type(kind: str, name: str) -> type:
     """
     fields: list[Any] = []
     for option in _options(kind, name):
-        unknown = option.hint is inspect.Parameter.empty
-        hint = type(option.default) if unknown else _typed(option.hint)
+        hint = option.hint
         default = tuple(option.default) if isinstance(option.default, list) else option.default
         if hint is not None and option.name != "num_data":  # which the data decides
             typed = Annotated[hint, arg(help=option.description or None)]
@@ -112,29 +109,16 @@ def option_type(kind: str, name: str) -> type:
 def _options(kind: str, name: str) -> list[Option]:
     if kind == "method":
         return methods.options(name)
-    package = "lpbnn.backbones" if kind == "backbone" else "lpbnn.data"
-    table = "NETS" if kind == "backbone" else "SETS"
-    entry = source.entries(package, table, f'"{name}"').get(name)
-    if entry is None:  # one of a family (wrn-40-2), MODULE:NAME, or unknown, which is an error
-        module = importlib.import_module(package)
-        entry = module.load(name) if kind == "backbone" else module.entry(name)
-    return source.call_options(*((entry.build, 2) if kind == "backbone" else (entry.load, 1)))
+    if (known := source.stored(kind, name)) is not None:
+        return known
+    # One of a family (wrn-40-2), MODULE:NAME, or unknown, which is an error.
+    if kind == "backbone":
+        from lpbnn import backbones
 
+        return source.call_options(backbones.load(name).build, 2)
+    from lpbnn import data
 
-def _typed(hint: Any) -> Any:
-    """Return the part of a type that can be typed: no classes and no functions; None if nothing is left."""
-    origin, args = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return _typed(args[0])
-    if hint in (bool, int, float, str, NoneType) or origin is Literal:
-        return hint
-    if origin in (Union, UnionType):
-        kept = [part for part in map(_typed, args) if part is not None]
-        return Union[tuple(kept)] if set(kept) - {NoneType} else None  # noqa: UP007
-    if isinstance(origin, type) and issubclass(origin, Sequence):
-        item = _typed(args[0])
-        return None if item is None else tuple[item, ...]
-    return None
+    return source.call_options(data.entry(name).load, 1)
 
 
 def read_config(path: Path) -> RunConfig:

@@ -132,17 +132,14 @@ def describe(name: str) -> str:
 
 
 def options(name: str) -> list[source.Option]:
-    """Return the options of a method: the fields of ``Config`` in its file, which is not imported.
+    """Return the options of a method: the fields of its ``Config``.
 
     Example:
         >>> [option.name for option in options("mcp")]
         ['num_data', 'members']
     """
-    with _module(name) as path:
-        config = source.read(path, "Config")
-        if config is None:
-            raise TypeError(f"{path} has no Config.")
-        return source.config_options(config)
+    own = source.stored("method", name) if _modules().get(name) == _OWN.get(name) else None
+    return source.config_options(load(name).Config) if own is None else own
 
 
 def configure(module: ModuleType, options: Mapping[str, Any]) -> Any:
