@@ -1,11 +1,12 @@
 """LPBNNClassifier and LPBNNRegressor beside scikit-learn's estimators, five-fold, defaults for all.
 
-    python -m benchmarks.tabular run results/tabular.csv    # appends the sets that the file lacks
+    python -m benchmarks.tabular run results/tabular.csv    # appends what the file lacks
     python -m benchmarks.tabular show results/tabular.csv   # the tables of docs/howto/scikit-learn.md
 
 Nothing is tuned. Multilayer perceptrons get standardised inputs. scikit-learn's regressors predict no
 variance: theirs is that of the residuals on 15 % of the training data, held out for this alone; the mean is
-that of an estimator trained on all of it. Ours hold the same share out for early stopping.
+that of an estimator trained on all of it. Ours hold the same share out for early stopping. They are measured
+with two seeds, with a last layer for each member (``heads`` "own", the default) and with one ("shared").
 """
 
 import json
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +42,7 @@ from lpbnn import metrics
 
 FOLDS = 5
 LARGEST = 1000  # examples, a random part of a larger set
+SEEDS = (0, 1)  # of ours; the others have 0 alone
 Z90 = 1.6448536269514722  # 90 % of a normal distribution are within so many standard deviations
 # In the NLL: forests give classes that no tree has seen the probability 0.
 SMALLEST_PROBABILITY = 1e-12
@@ -104,25 +107,25 @@ def _mlp(estimator: Callable[..., Any]) -> Callable[..., Any]:
 
 
 Make = Callable[..., Any]
+OURS = ("lpbnn", "batchensemble")
+HEADS: dict[str, Any] = {"own": {}, "shared": {"unshared": None}}  # method options
 CLASSIFIERS: dict[str, Make] = {
     "HistGradientBoosting": HistGradientBoostingClassifier,
     "RandomForest": RandomForestClassifier,
     "MLP": _mlp(MLPClassifier),
-    "lpbnn": partial(lpbnn.LPBNNClassifier, "lpbnn"),
-    "batchensemble": partial(lpbnn.LPBNNClassifier, "batchensemble"),
+    **{method: partial(lpbnn.LPBNNClassifier, method) for method in OURS},
 }
 REGRESSORS: dict[str, Make] = {
     "HistGradientBoosting": HistGradientBoostingRegressor,
     "RandomForest": RandomForestRegressor,
     "MLP": _mlp(MLPRegressor),
-    "lpbnn": partial(lpbnn.LPBNNRegressor, "lpbnn"),
-    "batchensemble": partial(lpbnn.LPBNNRegressor, "batchensemble"),
+    **{method: partial(lpbnn.LPBNNRegressor, method) for method in OURS},
 }
 
 
 def classify(make: Make, X: Any, y: Any, X_test: Any, y_test: Any) -> dict[str, float]:
     """Return accuracy, NLL and ECE of an estimator."""
-    probs = torch.as_tensor(make(random_state=0).fit(X, y).predict_proba(X_test))
+    probs = torch.as_tensor(make().fit(X, y).predict_proba(X_test))
     labels = torch.as_tensor(y_test)
     own = probs.gather(1, labels.unsqueeze(1)).clamp_min(SMALLEST_PROBABILITY)
     return {
@@ -135,13 +138,13 @@ def classify(make: Make, X: Any, y: Any, X_test: Any, y_test: Any) -> dict[str, 
 def regress(make: Make, X: Any, y: Any, X_test: Any, y_test: Any) -> dict[str, float]:
     """Return RMSE and NLL of standardised targets, and the coverage and width of the 90 % interval."""
     scale = y.std(0)
-    several = y.ndim > 1 and isinstance(make(random_state=0), HistGradientBoostingRegressor)
-    if isinstance(make(random_state=0), lpbnn.LPBNNRegressor):
-        mean, std = make(random_state=0).fit(X, y).predict(X_test, return_std=True)
+    several = y.ndim > 1 and isinstance(make(), HistGradientBoostingRegressor)
+    if isinstance(make(), lpbnn.LPBNNRegressor):
+        mean, std = make().fit(X, y).predict(X_test, return_std=True)
     else:
 
         def new() -> Any:
-            return MultiOutputRegressor(make(random_state=0)) if several else make(random_state=0)
+            return MultiOutputRegressor(make()) if several else make()
 
         part, rest, y_part, y_rest = train_test_split(X, y, test_size=0.15, random_state=0)
         std = np.sqrt(np.square(new().fit(part, y_part).predict(rest) - y_rest).mean(0))
@@ -159,33 +162,44 @@ def regress(make: Make, X: Any, y: Any, X_test: Any, y_test: Any) -> dict[str, f
 
 MEASURED = ("accuracy", "rmse", "nll", "ece", "coverage90", "width90", "seconds")
 FIELDS = ("set", "source", "examples", "features", "classes", "model", "fold", *MEASURED, *MADE)
-FIELDS = (*FIELDS, "sklearn")
+FIELDS = (*FIELDS, "sklearn", "heads", "seed")
+
+
+def settings(models: dict[str, Make]) -> Iterator[tuple[str, str, int, Make]]:
+    """Yield the name of every model, its heads and its seed, and a function that makes it."""
+    for name, make in models.items():
+        if name not in OURS:
+            yield name, "", 0, partial(make, random_state=0)
+            continue
+        for seed, (heads, options) in product(SEEDS, HEADS.items()):
+            yield name, heads, seed, partial(make, random_state=seed, method_options=options)
 
 
 def run(path: Path) -> None:
-    """Measure the sets that the file lacks, and append a row for every model and fold."""
+    """Measure the models that the file lacks on a set, and append a row for every fold."""
     warnings.simplefilter("ignore", ConvergenceWarning)  # of the MLPs' default number of epochs
-    done = {row["set"] for row in read(path)}
+    done = {tuple(row[key] for key in ("set", "model", "heads", "seed")) for row in read(path)}
     here = made() | {"sklearn": sklearn.__version__}
     for name, source, X, y, classes in sorted(tables(), key=lambda table: len(table.X)):
-        if name in done:
-            continue
         measure = classify if classes else regress
         chosen = np.random.default_rng(0).permutation(len(X))[:LARGEST]
         X, y = X[chosen], y[chosen]
         kind = StratifiedKFold if classes else KFold
         folds = list(kind(FOLDS, shuffle=True, random_state=0).split(X, y if classes else None))
-        rows = []
-        for model, make in (CLASSIFIERS if classes else REGRESSORS).items():
+        for model, heads, seed, make in settings(CLASSIFIERS if classes else REGRESSORS):
+            if (name, model, heads, str(seed)) in done:
+                continue
+            rows = []
             for fold, (train, test) in enumerate(folds):
                 parts = (X[train], y[train], X[test], y[test])
                 seconds, found = timed(partial(measure, make, *parts))
                 row = {"set": name, "source": source, "model": model, "fold": fold}
+                row |= {"heads": heads, "seed": seed}
                 row |= {"examples": len(X), "features": X.shape[1]}
                 row |= {"classes": len(np.unique(y)) if classes else ""}
                 rows.append({**row, **found, "seconds": seconds, **here})
-            print(name, model, rows[-1], flush=True)
-        append(path, FIELDS, rows)
+            append(path, FIELDS, rows)
+            print(name, model, heads, seed, rows[-1], flush=True)
 
 
 def show(path: Path) -> str:

@@ -41,6 +41,7 @@ def build(
     fast_lr: float = ...,
     include: str | type[nn.Module] | Sequence[str | type[nn.Module]] | None = ...,
     exclude: str | type[nn.Module] | Sequence[str | type[nn.Module]] | None = ...,
+    unshared: str | Sequence[str] | None = ...,
     expand_at: str | Sequence[str] | None = ...,
     variant: Literal["default", "paper"] = ...,
     weighting: Literal["authors", "balanced", "equation"] | None = ...,
@@ -91,6 +92,7 @@ def build(
     fast_lr: float = ...,
     include: str | type[nn.Module] | Sequence[str | type[nn.Module]] | None = ...,
     exclude: str | type[nn.Module] | Sequence[str | type[nn.Module]] | None = ...,
+    unshared: str | Sequence[str] | None = ...,
     expand_at: str | Sequence[str] | None = ...,
 ) -> BatchEnsemble: ...
 @overload
@@ -261,6 +263,7 @@ def build(
     fast_lr: float = ...,
     include: str | type[nn.Module] | Sequence[str | type[nn.Module]] | None = ...,
     exclude: str | type[nn.Module] | Sequence[str | type[nn.Module]] | None = ...,
+    unshared: str | Sequence[str] | None = ...,
     expand_at: str | Sequence[str] | None = ...,
     std: float = ...,
     prior_std: float = ...,

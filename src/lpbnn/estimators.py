@@ -1,8 +1,9 @@
 """scikit-learn estimators: a multilayer perceptron on tables, by any method of this package.
 
 The defaults are in the spirit of TabM (Gorishniy, Kotelnikov, Babenko: TabM: Advancing tabular deep
-learning with parameter-efficient ensembling, ICLR 2025): rank-one members that share one network, each
-trained on every example by a loss of its own; standardised inputs and targets; AdamW; early stopping.
+learning with parameter-efficient ensembling, ICLR 2025): rank-one members that share one network except for
+its last layer, each trained on every example by a loss of its own; standardised inputs and targets; AdamW;
+early stopping.
 
 Example:
     >>> from sklearn.datasets import load_iris
@@ -44,12 +45,13 @@ except ModuleNotFoundError as error:
     raise missing(error) from error
 
 # Options of the rank-one methods, whose own defaults are for pictures: members that see the data through
-# signs of their own, and are equal in all other layers before training.
+# signs of their own, have a head of their own, and are equal in all other layers before training.
 RANK_ONE: dict[str, Any] = {
     "members": 16,
     "batch_mode": "repeat",
     "init_std": 0.0,
     "first_init": "signs",
+    "unshared": "head",
 }
 STEPS = 16  # of an epoch, which batch_size="auto" aims at
 SMALLEST, LARGEST = 16, 256  # batch of "auto"
@@ -233,7 +235,7 @@ class LPBNNClassifier(ClassifierMixin, _Estimator):
         samples: draws of each member in a prediction.
         method_options: the method's own (``lpbnn ls METHOD``). Rank-one methods have 16 members here, each
             of which sees every example; their factors start as random signs in the first layer, and at 1
-            in the others.
+            in the others, and each has a last layer of its own (``unshared="head"``).
         device: "cpu", "cuda", ...
         random_state: of the split, the initial weights, the order of the examples and the draws.
 

@@ -10,12 +10,21 @@ from torch import Tensor, nn
 
 from lpbnn.convert.checks import Filter, widths
 from lpbnn.convert.convert import convert
+from lpbnn.convert.wrapper import Wrapper
 from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.members.rows import BatchMode
 from lpbnn.model import Terms, total
 from lpbnn.options import Count, NonNegative, Options
-from lpbnn.rank_one.factors import FactorPosterior, Factors, Init, LayerFactors, SampledFactors
+from lpbnn.rank_one.factors import (
+    FactorPosterior,
+    Factors,
+    Init,
+    LayerFactors,
+    Pair,
+    SampledFactors,
+)
 from lpbnn.rank_one.layer import RankOneLayer, with_biases
+from lpbnn.rank_one.unshared import MemberLinear
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +39,8 @@ class RankOneConfig(Options):
     fast_lr: NonNegative = 1.0  # learning rate of the factors, as a multiple of the network's
     include: Filter = None  # path globs or layer types to convert; None: all
     exclude: Filter = None  # path globs or layer types to leave as they are
+    # Linear layers of which every member has its own, with new weights: a path, or several
+    unshared: str | Sequence[str] | None = None
     # where the batch is expanded to members: a path, or several; None: found
     expand_at: str | Sequence[str] | None = None
 
@@ -37,7 +48,7 @@ class RankOneConfig(Options):
 def convert_layers(
     net: nn.Module, config: RankOneConfig, make_factors: Callable[..., Factors]
 ) -> None:
-    """Convert the chosen layers of a network to ``RankOneLayer``, in place.
+    """Convert the chosen layers of a network to ``RankOneLayer`` or ``MemberLinear``, in place.
 
     Args:
         net: the network.
@@ -45,14 +56,24 @@ def convert_layers(
         make_factors: makes the factors of a layer from its numbers of inputs and outputs, and ``init``.
     """
     first_init = iter([config.first_init or config.init])
+    given = config.unshared or ()
+    unshared = {given} if isinstance(given, str) else set(given)
 
-    def make_layer(layer: nn.Module, path: str) -> RankOneLayer:
+    def make_layer(layer: nn.Module, path: str) -> RankOneLayer | MemberLinear:
+        if path in unshared:
+            return MemberLinear(layer, config.members, path)
         weight: Any = layer.weight
         init = next(first_init, config.init)
         factors = make_factors(*widths(layer), init=init).to(weight.device, weight.dtype)
         return RankOneLayer(layer, factors, path)
 
     conversion = convert(net, make_layer, config.include, config.exclude)
+    shared = [path for path in conversion.converted if path not in unshared]
+    if len(shared) + len(unshared) != len(conversion.converted) or not shared:
+        raise ValueError(
+            f"unshared={config.unshared!r}: expected paths of converted layers, and not of all. They are "
+            f"{', '.join(conversion.converted)}."
+        )
     if conversion.unconverted:
         warnings.warn(conversion.unconverted, stacklevel=4)  # at lpbnn.build's caller
 
@@ -72,7 +93,7 @@ class RankOneEnsemble(MemberEnsemble):
         **model_options: ``likelihood`` and ``readout``.
     """
 
-    member_layer = RankOneLayer
+    member_layer = Wrapper
     noise_scale: Tensor  # multiplies the posterior's standard deviation in every sample
 
     def __init__(
@@ -86,21 +107,23 @@ class RankOneEnsemble(MemberEnsemble):
         self.batch_mode: BatchMode = config.batch_mode
         self.fast_lr = config.fast_lr
         self.layers: list[RankOneLayer] = []
+        self.unshared: list[MemberLinear] = []
         self.refresh()
         weight: Any = self.layers[0].layer.weight
         self.register_buffer("noise_scale", torch.ones((), device=weight.device))
 
     def refresh(self) -> None:
         """Find the converted layers again, after the user replaced some of them."""
-        self.layers = []
         expanding: set[nn.Module] = set()  # modules inside of one with ``expand_in_layers``
         for module in self.net.modules():
             if getattr(module, "expand_in_layers", False):
                 expanding.update(module.modules())
-            if isinstance(module, RankOneLayer) and module.in_place:
-                self.layers.append(module)
-        for index, layer in enumerate(self.layers):
-            layer.slot, layer.index, layer.expands_batch = self.slot, index, layer in expanding
+        found = [module for module in self.net.modules() if getattr(module, "in_place", False)]
+        self.layers = [module for module in found if isinstance(module, RankOneLayer)]
+        self.unshared = [module for module in found if isinstance(module, MemberLinear)]
+        for layers in (self.layers, self.unshared):
+            for index, layer in enumerate(layers):
+                layer.slot, layer.index, layer.expands_batch = self.slot, index, layer in expanding
         if not self.layers:
             raise RuntimeError("the network has no converted layer. Build a model again.")
         counts = {layer.factors.members for layer in self.layers}
@@ -119,7 +142,13 @@ class RankOneEnsemble(MemberEnsemble):
 
     def sample(self, samples: int = 1) -> SampledFactors:
         """Sample the factors of every layer for ``samples`` draws of every member."""
-        return with_biases(self.layers, self.posterior().sample(samples, self.noise_scale))
+        return self._with_weights(self.posterior().sample(samples, self.noise_scale))
+
+    def _with_weights(self, pairs: list[Pair]) -> SampledFactors:
+        """Return sampled (r, s) of every layer, with the biases and the unshared layers of their members."""
+        layers = with_biases(self.layers, pairs).layers
+        count = len(layers[0].s)
+        return SampledFactors(layers, [layer.repeat(count) for layer in self.unshared])
 
     def probe(self, count: int) -> SampledFactors:
         generator, factors = torch.Generator().manual_seed(0), []
@@ -133,12 +162,12 @@ class RankOneEnsemble(MemberEnsemble):
             if bias is not None:  # fewer members than asked for: from the first again
                 bias = bias[[i % len(bias) for i in range(count)]]
             factors.append(LayerFactors(r, s, bias))
-        return SampledFactors(factors)
+        return SampledFactors(factors, [layer.repeat(count) for layer in self.unshared])
 
     def loss(self, x: Any, y: Any, weight: Tensor | None = None) -> Terms:
         training = self.training_call(x, y, weight, self.batch_mode)
         posterior = self.posterior()
-        sampled = with_biases(self.layers, posterior.sample(1, self.noise_scale, training.rows))
+        sampled = self._with_weights(posterior.sample(1, self.noise_scale, training.rows))
         outputs = self.run(sampled, training.call, training.mode)
         terms = self.likelihood.nll_terms(outputs, training.targets, training.weights)
         for name, term in self.penalties(posterior).items():

@@ -41,11 +41,20 @@ class LayerFactors(NamedTuple):
     bias: Tensor | None
 
 
-class SampledFactors:
-    """The sampled factors of every converted layer, in the network's order."""
+class MemberWeights(NamedTuple):
+    """An unshared linear layer of M members: weight (M, p, m), bias (M, p) or None."""
 
-    def __init__(self, layers: Sequence[LayerFactors]) -> None:
-        self.layers = layers
+    weight: Tensor
+    bias: Tensor | None
+
+
+class SampledFactors:
+    """The sampled factors of every converted layer, in the network's order, and the unshared layers."""
+
+    def __init__(
+        self, layers: Sequence[LayerFactors], unshared: Sequence[MemberWeights] = ()
+    ) -> None:
+        self.layers, self.unshared = layers, unshared
         self.count = layers[0].s.shape[0]  # members
 
     @property
@@ -62,7 +71,11 @@ class SampledFactors:
             [
                 LayerFactors(f.r[part], f.s[part], None if f.bias is None else f.bias[part])
                 for f in self.layers
-            ]
+            ],
+            [
+                MemberWeights(own.weight[part], None if own.bias is None else own.bias[part])
+                for own in self.unshared
+            ],
         )
 
 

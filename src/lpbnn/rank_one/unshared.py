@@ -1,0 +1,94 @@
+"""MemberLinear: a linear layer of which every member has its own."""
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lpbnn.convert.wrapper import Wrapper
+from lpbnn.members.passes import MemberPass, PassSlot
+from lpbnn.members.rows import expand_batch, gather
+from lpbnn.rank_one.factors import MemberWeights
+
+
+class MemberLinear(Wrapper):
+    """A Linear layer with a weight and a bias for each member; rows are member-major.
+
+    All start as those of a new layer do, each at random, whatever the given layer has learned.
+
+    Args:
+        layer: the layer to replace.
+        members: J.
+        path: the layer's path in the network.
+
+    Example:
+        >>> layer = MemberLinear(nn.Linear(3, 2), members=4)
+        >>> tuple(layer(torch.randn(8, 3)).shape)  # two examples for each of the four members
+        (8, 2)
+    """
+
+    member_bias: nn.Parameter | None
+
+    def __init__(self, layer: nn.Module, members: int, path: str = "") -> None:
+        if type(layer) is not nn.Linear:
+            raise ValueError(
+                f"{path!r} is a {type(layer).__name__}, and only a Linear layer can be each member's own. "
+                "Fix: unshared= with the path of the last layer, such as 'head'."
+            )
+        super().__init__(layer, path)
+        self.members = members
+        new = [copy.deepcopy(layer) for _ in range(members)]
+        for own in new:
+            own.reset_parameters()
+        self.member_weight = _stack([own.weight for own in new], layer.weight)
+        self.register_parameter("member_bias", None)
+        if layer.bias is not None:
+            self.member_bias = _stack([own.bias for own in new], layer.bias)
+        layer.requires_grad_(False)  # it only keeps its place for undo
+        self.slot, self.index = PassSlot(), 0  # the model replaces both
+        self.expands_batch = False  # True if it may receive a batch that is not expanded yet
+
+    def extra_repr(self) -> str:
+        return f"members={self.members}"
+
+    def repeat(self, count: int) -> MemberWeights:
+        """Return the weights of ``count`` members: those of the J members, again for every sample of them."""
+        weight, bias = self.member_weight, self.member_bias
+        if count != self.members:
+            own = [i % self.members for i in range(count)]
+            weight, bias = weight[own], None if bias is None else bias[own]
+        return MemberWeights(weight, bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        state: MemberPass | None = self.slot.get()
+        own = self.repeat(self.members) if state is None else state.sampled.unshared[self.index]
+        weight, bias, count = own.weight, own.bias, len(own.weight)
+        if count == 1:
+            return F.linear(input, weight[0], None if bias is None else bias[0])
+        if self.expands_batch and state is not None and input.shape[0] * count == state.rows:
+            input = expand_batch(input, count)
+        if input.shape[0] % (count if state is None else state.rows):
+            raise ValueError(
+                f"{self.path!r} got {input.shape[0]} rows for {count} members; rows are member-major and a "
+                "multiple of the members. Call the built model."
+            )
+        rows = gather(input, count).flatten(1, -2)
+        y = rows @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
+        y = torch.cat(y.unbind())  # flattened, it could not be exported for a batch of any size
+        return y if input.dim() == 2 else y.unflatten(0, input.shape[:-1])
+
+    def restore(self) -> nn.Module:
+        """Return the layer with the mean of the members' weights and of their biases."""
+        self.layer.weight = _mean(self.member_weight)
+        if self.member_bias is not None:
+            self.layer.bias = _mean(self.member_bias)
+        return super().restore()
+
+
+def _stack(tensors: list[Tensor], like: Tensor) -> nn.Parameter:
+    return nn.Parameter(torch.stack(tensors).detach(), like.requires_grad)
+
+
+def _mean(copies: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(copies.detach().mean(0), copies.requires_grad)
