@@ -243,9 +243,12 @@ class UncertainModel(WideBuffers):
         return self.turns.evaluating(self)
 
     def passes(self, samples: int, width: int) -> Iterator[Pass]:
-        """Yield functions of the inputs that each run up to ``width`` members, fixed while in use.
+        """Yield functions of the inputs, each of which runs up to ``width`` members.
 
-        Together they give ``samples`` draws of every member. A deterministic model yields one.
+        Together they run ``samples`` draws of every member; those of a deterministic model run it once. A
+        function may be called several times, for the parts of a batch, before the next one is asked for: a
+        method draws its members before it yields the function, so that they are the same for all parts. The
+        function of this base class is the model, which draws in every call.
         """
         for _ in range(samples if self.stochastic else 1):
             yield self

@@ -654,13 +654,14 @@ def seeded_passes(
         yield from passes
         return
     draws = PrivateDraws(seed)
-    drawn_when_called = model.stochastic and type(model).passes is UncertainModel.passes
     while True:
         with draws:
             run = next(passes, None)
         if run is None:
             return
-        yield partial(_call_within, draws, run) if drawn_when_called else run
+        # A pass that is the model itself draws when it is called.
+        draws_later = run is model and model.stochastic
+        yield partial(_call_within, draws, run) if draws_later else run
 
 
 def _call_within(draws: PrivateDraws, run: Pass, *args: Any, **kwargs: Any) -> Any:

@@ -80,7 +80,7 @@ class SampledFactors:
 
 
 class FactorPosterior:
-    """The posterior of the factors of all layers, given their modules."""
+    """The posterior of the factors of all layers, given their modules; here point estimates, without noise."""
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self.layers = layers
@@ -96,17 +96,17 @@ class FactorPosterior:
             rows: of each member in the pass of a loss; None if there is no loss. In a compiled loss r may
                 have one copy for each of them.
         """
-        raise NotImplementedError
+        return [(expand_batch(r, samples), expand_batch(s, samples)) for r, s in self.mean()]
 
     def mean(self) -> list[Pair]:
         """Return the mean of r (J, m) and of s (J, p) of every layer."""
-        raise NotImplementedError
+        return [(layer.r, layer.s) for layer in self.layers]
 
 
 class Factors(nn.Module):
     """The parameters of one layer's factors; ``posterior`` says how r and s follow from them."""
 
-    posterior: type[FactorPosterior]  # of layers whose factors are all of this class
+    posterior: type[FactorPosterior] = FactorPosterior  # of layers that all have such factors
 
     def __init__(self, members: int, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -114,21 +114,6 @@ class Factors(nn.Module):
 
     def extra_repr(self) -> str:
         return f"members={self.members}, inputs={self.inputs}, outputs={self.outputs}"
-
-
-class PointPosterior(FactorPosterior):
-    """Factors without uncertainty: every sample is the mean."""
-
-    def sample(
-        self, samples: int = 1, noise_scale: Tensor | None = None, rows: int | None = None
-    ) -> list[Pair]:
-        return [
-            (expand_batch(layer.r, samples), expand_batch(layer.s, samples))
-            for layer in self.layers
-        ]
-
-    def mean(self) -> list[Pair]:
-        return self.sample()
 
 
 class PointFactors(Factors):
@@ -144,7 +129,6 @@ class PointFactors(Factors):
         ((4, 3), (4, 2))
     """
 
-    posterior = PointPosterior
     r: Tensor
     s: Tensor
 

@@ -69,9 +69,9 @@ class LatentPosterior(FactorPosterior):
         noise_scale: Tensor | None = None,
         rows: int | None = None,
     ) -> list[Pair]:
-        """Sample r^ and s of every layer, in the layers' order; for a loss if ``rows`` are given.
+        """Sample r^ and s of every layer; see ``FactorPosterior.sample``.
 
-        A loss needs the means decoded too, which is one product with the samples.
+        A loss, which gives ``rows``, needs the mean of r^ for its penalties: it is decoded with the samples.
         """
         z = sample_gaussian(self.mu, self.sigma, samples, noise_scale).flatten(1, 2)
         if rows is None:
