@@ -15,6 +15,7 @@ from networks import Counting, EncoderDecoder, Mlp, ResNet, Vit, ordinary, settl
 from torch import Tensor, nn
 
 import lpbnn
+from lpbnn import methods
 from lpbnn.check import CheckReport
 from lpbnn.members.call import CallCheck
 
@@ -337,6 +338,14 @@ def test_an_error_of_the_network_is_shown_once() -> None:
     with pytest.raises(RuntimeError, match="same dtype") as caught:
         build(nn.Linear(5, 3)).loss(torch.randn(8, 5).double(), torch.zeros(8).long())
     assert caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("method", BATCHED_METHODS)
+def test_a_model_of_a_methods_own_build_is_compared_too(method: str) -> None:
+    module = methods.load(method)
+    model = module.build(Siamese(), module.Config(members=2, num_data=10))
+    with pytest.warns(UserWarning, match=MIXES):
+        model(*pair())
 
 
 def test_without_a_check_nothing_is_compared() -> None:
@@ -716,6 +725,20 @@ class LargeBatches(Mlp):
     def forward(self, x: Tensor) -> Tensor:
         x = super().forward(x)
         return x + x.mean(0) if len(x) > 4 else x
+
+
+class AlwaysRandom(Mlp):
+    """Draws for every example, in evaluation mode too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 0.1 * torch.rand(len(x), 1)
+
+
+@pytest.mark.parametrize("method", ["batchensemble", "mcdropout", "mcp", "ensemble", "meanfield"])
+def test_a_network_that_draws_for_every_example_is_not_taken_for_mixing(method: str) -> None:
+    model, x = lpbnn.build(AlwaysRandom(), method, num_data=10), torch.randn(7, 5)
+    assert lpbnn.predict(model, x, chunk=2).probs.shape == (7, 3)
+    assert next(iter(model.checks.values())).independent_rows
 
 
 @pytest.mark.parametrize("method", ["batchensemble", "mcdropout", "mcp", "ensemble", "meanfield"])

@@ -327,6 +327,15 @@ def test_nan_is_refused() -> None:
         fit_conformal(numbers(mean, mean + 1), torch.full((20,), torch.nan))
 
 
+@pytest.mark.parametrize("method", ["absolute", "normalised"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_means_that_are_not_finite_are_refused(method: Any, value: float) -> None:
+    mean = torch.zeros(20, 1)
+    mean[3] = value
+    with pytest.raises(ValueError, match="1 residuals are not finite"):
+        fit_conformal(numbers(mean, torch.ones_like(mean)), torch.zeros(20, 1), method)
+
+
 def test_targets_of_another_kind_are_refused() -> None:
     probs, labels, _ = formula_classes()
     with pytest.raises(ValueError, match="integer labels of shape \\(60,\\)"):

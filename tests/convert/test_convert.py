@@ -298,6 +298,16 @@ def test_a_lone_layer_can_be_built() -> None:
     assert lpbnn.build(nn.Linear(3, 2), "batchensemble")(torch.randn(5, 3)).shape == (4, 5, 2)
 
 
+@pytest.mark.parametrize(
+    "layer", [nn.Linear(3, 2), nn.Conv1d(3, 2, 1), nn.MultiheadAttention(8, 2, batch_first=True)]
+)
+def test_a_lone_layer_has_no_parent_to_be_replaced_in_and_stays_as_it_is(layer: nn.Module) -> None:
+    before = list(layer.named_modules())
+    with pytest.raises(ValueError, match="is itself a .* Wrap it: nn.Sequential"):
+        convert(layer, lambda layer, path: layer)
+    assert list(layer.named_modules()) == before
+
+
 def test_factors_must_fit_the_layer() -> None:
     with pytest.raises(ValueError, match=r"\(3, 2\) inputs and outputs"):
         RankOneLayer(nn.Linear(3, 2), FixedFactors(torch.ones(1, 2), torch.ones(1, 3)))

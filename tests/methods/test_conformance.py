@@ -58,3 +58,11 @@ def test_weights_of_examples_count_by_their_ratios_and_zero_counts_nothing(
     torch.testing.assert_close(loss(y, 3 * weight), loss(y, weight))
     weight[1] = 0.0
     torch.testing.assert_close(loss(y, weight), loss(changed, weight))
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_undo_leaves_no_memory_of_the_members_behind_the_weights(method: str) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 3))
+    plain = lpbnn.undo(lpbnn.build(net, method, num_data=100))
+    for parameter in plain.parameters():
+        assert parameter.untyped_storage().nbytes() == parameter.nbytes
