@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from networks import Counting, EncoderDecoder, Mlp, ResNet, Vit, ordinary, settle
 from torch import Tensor, nn
 
@@ -727,16 +728,26 @@ class LargeBatches(Mlp):
         return x + x.mean(0) if len(x) > 4 else x
 
 
-class AlwaysRandom(Mlp):
+class AddsNoise(Mlp):
     """Draws for every example, in evaluation mode too."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + 0.1 * torch.rand(len(x), 1)
 
 
+class AlwaysDropsOut(Mlp):
+    """The same by an operation that takes no generator."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.dropout(x, 0.5, training=True))
+
+
+@pytest.mark.parametrize("net", [AddsNoise, AlwaysDropsOut])
 @pytest.mark.parametrize("method", ["batchensemble", "mcdropout", "mcp", "ensemble", "meanfield"])
-def test_a_network_that_draws_for_every_example_is_not_taken_for_mixing(method: str) -> None:
-    model, x = lpbnn.build(AlwaysRandom(), method, num_data=10), torch.randn(7, 5)
+def test_a_network_that_draws_for_every_example_is_not_taken_for_mixing(
+    method: str, net: type[nn.Module]
+) -> None:
+    model, x = lpbnn.build(net(), method, num_data=10), torch.randn(7, 5)
     assert lpbnn.predict(model, x, chunk=2).probs.shape == (7, 3)
     assert next(iter(model.checks.values())).independent_rows
 

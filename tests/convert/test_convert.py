@@ -123,6 +123,14 @@ def test_the_dropout_of_an_attention_is_on_in_training_alone(need_weights: bool)
     torch.testing.assert_close(split.eval()(x, x, x, need_weights=need_weights)[0], expected)
 
 
+def test_the_projections_of_an_attention_share_no_memory() -> None:
+    attention = nn.MultiheadAttention(8, 2)
+    packed = {p.untyped_storage().data_ptr() for p in attention.parameters()}
+    split = SplitAttention(attention)
+    own = [p.untyped_storage().data_ptr() for p in split.parameters()]
+    assert len(own) == 8 == len(set(own) - packed)
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_undo_keeps_the_mode_of_an_attention(training: bool) -> None:
     split = SplitAttention(nn.MultiheadAttention(8, 2, dropout=0.5)).train(training)

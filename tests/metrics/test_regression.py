@@ -144,3 +144,10 @@ def test_rmse_never_speaks_of_variances(means: Tensor, targets: Tensor, message:
 def test_the_level_is_a_share() -> None:
     with pytest.raises(ValueError, match=r"level is 95; expected a share between 0 and 1"):
         metrics.coverage(ONE, ONE, ONE[0], level=95)
+
+
+def test_a_target_on_the_quantile_of_a_level_counts_as_below_it() -> None:
+    _, shares = metrics.quantile_calibration(
+        torch.zeros(1, 4), torch.ones(1, 4), torch.tensor([-1.0, 0.0, 0.0, 1.0]), num_levels=1
+    )
+    assert shares.tolist() == [0.75]
