@@ -8,6 +8,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 import lpbnn
+from lpbnn import methods
 from lpbnn.rank_one.factors import GaussianFactors, PointFactors
 from lpbnn.rank_one.vae import LatentFactors
 
@@ -35,9 +36,7 @@ def elsewhere(model: nn.Module, device: str) -> list[str]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    "method", ["batchensemble", "edl", "lpbnn", "mcdropout", "mcp", "meanfield", "mimo", "rank1"]
-)
+@pytest.mark.parametrize("method", [name for name in methods.names() if name != "ensemble"])
 def test_a_network_is_built_where_it_lies(method: str, dtype: torch.dtype) -> None:
     net = network().to("meta", dtype)
     model = lpbnn.build(net, method, num_data=10, class_weights=[1.0, 2.0, 3.0])
@@ -47,10 +46,14 @@ def test_a_network_is_built_where_it_lies(method: str, dtype: torch.dtype) -> No
     assert all(weight.dtype == torch.float32 for weight in weights)
 
 
-@pytest.mark.parametrize("method", FACTORS)
-def test_a_loss_is_computed_where_the_network_lies(method: str) -> None:
-    model = lpbnn.build(network().to("meta"), method, num_data=10, class_weights=[1.0, 2.0, 3.0])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("method", [name for name in methods.names() if name != "ensemble"])
+def test_a_loss_is_computed_where_the_network_lies(method: str, training: bool) -> None:
+    net, weights = network().to("meta"), [1.0, 2.0, 3.0]
+    model = lpbnn.build(net, method, num_data=10, class_weights=weights, check=False)
+    model.train(training)
     x = torch.empty(5, 3, 8, 8, device="meta")
+    assert model(x).device.type == "meta"
     terms = model.loss(x, torch.empty(5, dtype=torch.int64, device="meta"))
     assert all(term.device.type == "meta" for term in terms.values())
 

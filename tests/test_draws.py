@@ -39,7 +39,7 @@ def test_what_is_done_to_a_drawn_tensor_does_not_change_the_record() -> None:
         return [torch.empty(3).normal_().mul_(5), torch.randn(3).add_(1)]
 
     with draws:
-        first = scaled()
+        first = [tensor.clone() for tensor in scaled()]
     draws.repeat = True
     with draws:
         again = scaled()

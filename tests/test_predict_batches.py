@@ -275,6 +275,18 @@ def test_no_portion_has_as_many_rows_as_an_input_that_is_no_batch(method: str) -
         torch.testing.assert_close(found.probs, predict(model, x, seed=0).probs)
 
 
+def test_a_portion_that_avoids_the_rows_of_another_input_is_smaller_not_larger() -> None:
+    model = lpbnn.build(WithTable(), "mcp", check=False)
+    x = torch.randn(9, 5), torch.randn(3, 5)
+    rows: list[int] = []
+    model.net.first.register_forward_hook(lambda module, args, output: rows.append(len(output)))
+    for chunk in (3, 4, 6, 8):
+        rows.clear()
+        predict(model, x, chunk=chunk)
+        assert max(rows) <= chunk
+        assert sum(rows) == 9
+
+
 @pytest.mark.parametrize("method", ["lpbnn", "rank1", "mcdropout"])
 @pytest.mark.parametrize("chunk", [2, 6, 7, 13, 100])
 def test_at_most_chunk_rows_are_in_the_network_at_once(method: str, chunk: int) -> None:

@@ -336,6 +336,17 @@ def test_means_that_are_not_finite_are_refused(method: Any, value: float) -> Non
         fit_conformal(numbers(mean, torch.ones_like(mean)), torch.zeros(20, 1), method)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+@pytest.mark.parametrize("by_class", [False, True])
+def test_labels_of_any_integer_type_give_the_same_scores(
+    dtype: torch.dtype, by_class: bool
+) -> None:
+    probs, labels, _ = formula_classes()
+    expected = fit_conformal(classes(probs), labels, by_class=by_class)
+    found = fit_conformal(classes(probs), labels.to(dtype), by_class=by_class)
+    assert all(map(torch.equal, found.scores, expected.scores))
+
+
 def test_targets_of_another_kind_are_refused() -> None:
     probs, labels, _ = formula_classes()
     with pytest.raises(ValueError, match="integer labels of shape \\(60,\\)"):

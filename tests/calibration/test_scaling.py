@@ -350,6 +350,14 @@ def test_labels_that_are_no_classes_are_named() -> None:
         fit_scaling(outputs, labels.masked_fill(labels == 3, 7))
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+@pytest.mark.parametrize("kind", ["temperature", "vector"])
+def test_labels_of_any_integer_type_give_the_same_scaling(dtype: torch.dtype, kind: Any) -> None:
+    outputs, labels = overconfident(2, n=200)
+    expected, found = (fit_scaling(outputs, y, kind=kind) for y in (labels, labels.to(dtype)))
+    assert torch.equal(found.scale, expected.scale)
+
+
 def test_nothing_but_ignored_labels_is_refused() -> None:
     outputs, labels = overconfident()
     with pytest.raises(ValueError, match="no held-out example"):

@@ -421,6 +421,15 @@ def test_a_new_model_loads_a_state_with_or_without_drawn_networks(tmp_path: Path
     torch.testing.assert_close(lpbnn.predict(double, x.double()).members.float(), expected)
 
 
+@pytest.mark.filterwarnings("ignore:.*copying from a non-meta parameter")
+def test_drawn_networks_are_loaded_onto_the_device_of_the_model() -> None:
+    model, _ = fitted(Mlp(), (5,), members=3)
+    fresh = build(Mlp()).to("meta")
+    fresh.load_state_dict(model.state_dict())
+    assert fresh.is_drawn
+    assert {tensor.device.type for tensor in fresh.state_dict().values()} == {"meta"}
+
+
 def test_a_resumed_training_tracks_as_if_uninterrupted() -> None:
     model, data = build(Mlp()), batches((5,), 6, 6, 6, 6)
     train(model, data[:2])

@@ -30,6 +30,18 @@ LAYERS = {
         lambda: nn.Conv2d(4, 6, (2, 4), padding="same", padding_mode="reflect"),
         (4, 7, 9),
     ),
+    "conv2d-dilated-one-way": (
+        lambda: nn.Conv2d(4, 6, (3, 2), padding="same", dilation=(1, 3), padding_mode="reflect"),
+        (4, 7, 9),
+    ),
+    "conv2d-no-padding": (
+        lambda: nn.Conv2d(4, 6, 3, padding="valid", padding_mode="circular"),
+        (4, 5, 7),
+    ),
+    "conv3d-unequal": (
+        lambda: nn.Conv3d(4, 6, 3, (1, 2, 1), (0, 1, 2), (1, 1, 2), padding_mode="circular"),
+        (4, 3, 5, 7),
+    ),
     "conv2d-grouped": (lambda: nn.Conv2d(4, 6, 3, dilation=2, groups=2, bias=False), (4, 7, 7)),
     "conv2d-dilated": (lambda: nn.Conv2d(4, 6, 3, padding=2, dilation=2), (4, 7, 7)),
     "conv2d-depthwise": (lambda: nn.Conv2d(4, 4, 3, groups=4), (4, 7, 7)),

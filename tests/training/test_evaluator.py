@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.fabric import Fabric
 from torch import Tensor
 
 from lpbnn import data
@@ -18,6 +19,33 @@ from lpbnn.training.evaluator import (
     make_evaluator,
 )
 from lpbnn.training.loop import fit
+
+
+def test_a_prediction_has_the_precision_and_the_mode_of_the_run() -> None:
+    config, _ = RUNS["classes"]
+    splits = data.load("digits")
+    info = DataInfo.of(splits)
+    model, images = build_model(config, info).train(), splits.test.inputs[:4]
+    seen: list[tuple[torch.dtype, bool]] = []
+    model.net.register_forward_hook(
+        lambda module, args, output: seen.append((output.dtype, model.training))
+    )
+    for precision, dtype in (("bf16-mixed", torch.bfloat16), ("32-true", torch.float32)):
+        fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
+        Predictor(model, info, config, fabric)(images)
+        assert set(seen) == {(dtype, False)}
+        seen.clear()
+    assert model.training
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_probabilities_of_all_examples_are_held_on_request_alone(keep: bool) -> None:
+    config, _ = RUNS["classes"]
+    splits = data.load("digits")
+    info, options = DataInfo.of(splits), {"keep": True} if keep else {}
+    evaluator = make_evaluator(info, torch.device("cpu"), **options)
+    Predictor(build_model(config, info), info, config).over(splits.test, evaluator)
+    assert ("probs" in evaluator.rows[0]) == keep
 
 
 def test_a_validation_draws_each_member_once() -> None:
