@@ -728,6 +728,21 @@ class LargeBatches(Mlp):
         return x + x.mean(0) if len(x) > 4 else x
 
 
+class Scaled(Mlp):
+    """Takes a number beside the examples."""
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        return scale * super().forward(x)
+
+
+@pytest.mark.parametrize("method", ["batchensemble", "mcdropout", "mcp", "ensemble", "mimo"])
+def test_a_number_beside_the_examples_is_neither_compared_nor_cut(method: str) -> None:
+    model, inputs = build(Scaled(), method), (torch.randn(7, 5), torch.tensor(2.0))
+    found = lpbnn.predict(model, inputs, chunk=2, seed=0)
+    torch.testing.assert_close(found.probs, lpbnn.predict(model, inputs, seed=0).probs)
+    assert model.call(inputs, {}).check.independent_rows
+
+
 class AddsNoise(Mlp):
     """Draws for every example, in evaluation mode too."""
 

@@ -54,6 +54,29 @@ def test_members_equal_separately_built_networks() -> None:
             torch.testing.assert_close(rows[j], net(x))
 
 
+class WithoutBias:
+    """A namespace: the layer is known by its name."""
+
+    class Conv1D(Conv1D):
+        def __init__(self, nf: int, nx: int) -> None:
+            super().__init__(nf, nx)
+            self.bias = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight
+
+
+def test_a_layer_without_bias_is_converted_and_restored_without_one() -> None:
+    net, x = nn.Sequential(WithoutBias.Conv1D(6, 4), nn.Tanh(), nn.Linear(6, 3)), torch.randn(5, 4)
+    expected, first = net(x), net[0]
+    model = lpbnn.build(net, "batchensemble", members=3, init_std=0.0)
+    assert [layer.path for layer in model.layers] == ["0", "2"]
+    torch.testing.assert_close(model(x), expected.expand(3, -1, -1))
+    assert lpbnn.undo(model)[0] is first
+    assert first.bias is None
+    assert torch.equal(net(x), expected)
+
+
 def test_undo_gives_the_layers_back_bit_for_bit_with_their_hooks_and_frozen_weights() -> None:
     net, calls = Block(), []
     net.first.weight.requires_grad_(False)

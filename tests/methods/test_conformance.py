@@ -66,3 +66,42 @@ def test_undo_leaves_no_memory_of_the_members_behind_the_weights(method: str) ->
     plain = lpbnn.undo(lpbnn.build(net, method, num_data=100))
     for parameter in plain.parameters():
         assert parameter.untyped_storage().nbytes() == parameter.nbytes
+
+
+def mixed() -> nn.Module:
+    first = (nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.1))
+    return nn.Sequential(*first, nn.Linear(16, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("method", methods.names())
+def test_undo_leaves_modes_types_hooks_and_frozen_weights_as_they_were(
+    method: str, training: bool
+) -> None:
+    for remainder in (0, 1):
+        net = mixed().train(training)
+        kinds = [(path, type(module)) for path, module in net.named_modules()]
+        for i, parameter in enumerate(net.parameters()):
+            parameter.requires_grad_(i % 2 == remainder)
+        learns = {name: p.requires_grad for name, p in net.named_parameters()}
+        plain = lpbnn.undo(lpbnn.build(net, method, num_data=10))
+        assert {name: p.requires_grad for name, p in plain.named_parameters()} == learns
+        assert [(path, type(module)) for path, module in plain.named_modules()] == kinds
+        assert {module.training for module in plain.modules()} == {training}
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in plain.modules())
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_the_frozen_weights_of_a_network_do_not_learn_in_a_model_of_it(method: str) -> None:
+    net = mixed()
+    for layer in (net[0], net[1]):
+        layer.requires_grad_(False)
+    model = lpbnn.build(net, method, num_data=10).train()
+    frozen = [(m, torch.clone(m.weight)) for m in model.modules() if type(m) is nn.Conv2d]
+    sgd = torch.optim.SGD(model.parameter_groups(lr=0.1), lr=0.1)
+    model.loss(torch.randn(6, 3, 2, 2), torch.arange(6) % 3)["loss"].backward()
+    sgd.step()
+    model.after_step(0.1)
+    assert frozen
+    assert all(torch.equal(layer.weight, before) for layer, before in frozen)
+    assert all(layer.weight.grad is None for layer, _ in frozen)

@@ -46,6 +46,25 @@ def test_every_method_trains(make: Make, splits: Splits, method: str) -> None:
     assert not all(torch.equal(before[k], v) for k, v in model.state_dict().items() if k in before)
 
 
+@pytest.mark.parametrize("before", [False, True])
+def test_a_model_learns_in_training_mode_and_is_validated_in_evaluation_mode(
+    make: Make, splits: Splits, before: bool
+) -> None:
+    config = make("lpbnn", epochs=2)
+    model = build_model(config, DataInfo.of(splits)).train(before)
+    seen: list[tuple[bool, bool, bool]] = []
+    model.net.register_forward_hook(
+        lambda net, args, output: seen.append(
+            (model.training, net.training, torch.is_grad_enabled())
+        )
+    )
+    fit(model, splits, config)
+    changes = [seen[0], *(now for last, now in pairwise(seen) if now != last)]
+    learning = [modes for modes in changes if modes != (False, False, False)]
+    assert learning[-2:] == [(True, True, True)] * 2
+    assert changes[-1] == (False, False, False)
+
+
 def test_the_same_seed_gives_the_same_weights(make: Make, splits: Splits) -> None:
     states = []
     for seed in (0, 0, 1):

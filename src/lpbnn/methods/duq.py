@@ -316,6 +316,7 @@ class RemovedHead(Wrapper, nn.Identity):
     def __init__(self, layer: nn.Module, path: str = "") -> None:
         super().__init__(layer, path)
         self.__dict__["layer"] = self._modules.pop("layer")
+        self.train(layer.training)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self.layer._apply(fn, recurse)

@@ -167,6 +167,14 @@ def test_every_tensor_stays_on_the_device_of_the_images(name: str) -> None:
     assert apply(images, severities[4], Draws("key", 2, 2, "meta")).is_meta
 
 
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_the_precision_is_that_of_the_images(name: str) -> None:
+    apply, severities = TABLE[name]
+    images = torch.rand(2, 3, 32, 32, dtype=torch.float64)
+    corrupted = apply(images, severities[4], Draws("key", 2, 2))
+    assert (corrupted.dtype, corrupted.shape) == (torch.float64, images.shape)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_cuda_gives_the_same_images(name: str, photos: Tensor) -> None:
