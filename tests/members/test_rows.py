@@ -138,6 +138,6 @@ def test_a_table_is_none_of_the_examples_of_a_call_that_has_as_many_by_chance() 
     x, table = torch.randn(5, 2), torch.randn(3, 2)
     part = Call((x,), {"table": table}).take(slice(0, 3))
     assert [example is part.args[0] for example in part.examples] == [True]
-    args, kwargs = part.expand(members=2)
+    args, kwargs = part.map_examples(expand_batch, members=2)
     assert args[0].shape == (6, 2)
     assert kwargs["table"] is table

@@ -15,6 +15,7 @@ from lpbnn.training.build import DataInfo, build_model
 from lpbnn.training.config import EvalConfig
 from lpbnn.training.evaluator import (
     HISTOGRAM_BINS,
+    Predictor,
     SegmentationEvaluator,
     make_evaluator,
 )
@@ -22,8 +23,7 @@ from lpbnn.training.loop import fit
 
 
 def test_a_prediction_has_the_precision_and_the_mode_of_the_run() -> None:
-    config, _ = RUNS["classes"]
-    splits = data.load("digits")
+    config, splits = RunConfig("batchensemble"), data.load("digits")
     info = DataInfo.of(splits)
     model, images = build_model(config, info).train(), splits.test.inputs[:4]
     seen: list[tuple[torch.dtype, bool]] = []
@@ -40,8 +40,7 @@ def test_a_prediction_has_the_precision_and_the_mode_of_the_run() -> None:
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_probabilities_of_all_examples_are_held_on_request_alone(keep: bool) -> None:
-    config, _ = RUNS["classes"]
-    splits = data.load("digits")
+    config, splits = RunConfig("batchensemble"), data.load("digits")
     info, options = DataInfo.of(splits), {"keep": True} if keep else {}
     evaluator = make_evaluator(info, torch.device("cpu"), **options)
     Predictor(build_model(config, info), info, config).over(splits.test, evaluator)
