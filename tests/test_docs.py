@@ -79,7 +79,6 @@ def test_the_commands_of_a_page_can_be_read(
     monkeypatch.syspath_prepend(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(cli, "measured_run", lambda args: None)  # the reader has the runs
     found = pages.blocks(page.read_text("utf-8"))
     for block in found:  # files of the page that its commands name
         if (name := pages.FILE.match(block.code)) is not None:
