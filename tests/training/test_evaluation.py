@@ -144,7 +144,7 @@ def test_corruptions_by_their_definitions(make: Make, splits: Splits, tmp_path: 
 
 
 def test_the_arrays_of_the_report(make: Make, splits: Splits) -> None:
-    config = make("lpbnn", evaluate=EvalConfig(examples=3))
+    config = make("lpbnn", evaluate=EvalConfig(examples=3, corruptions=True, severities=(5,)))
     results, arrays = evaluate(trained(config, splits), splits, config)
     count = arrays["reliability/count"]
     gaps = np.abs(arrays["reliability/accuracy"] - arrays["reliability/confidence"])

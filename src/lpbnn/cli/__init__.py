@@ -478,7 +478,8 @@ def main(args: list[str] | None = None) -> None:
     gc.set_threshold(50_000)  # a fifth of the time of --help was garbage collection
     try:
         if args[:1] == ["experiment"]:
-            _run_command(_experiments(args[1:]), args[1:], "lpbnn experiment", EXPERIMENT)
+            named = {name: _experiment(name, args[1:]) for name in experiments.names()}
+            _run_command(named, args[1:], "lpbnn experiment", EXPERIMENT)
         else:
             _run_command(
                 _commands(args), args, "lpbnn", "Networks that know what they do not know."
@@ -513,20 +514,17 @@ def _commands(args: list[str]) -> dict[str, Callable[..., Any]]:
         "report": report,
         "predict": predict,
         "data": data,
-        "demo": _experiments(args)["demo"],
+        "demo": _experiment("demo", args),
         "experiment": _listed(EXPERIMENT),
         "bench": bench,
     }
 
 
-def _experiments(args: list[str]) -> dict[str, Callable[..., Any]]:
-    """Return every experiment as a command; only the one that is called has its options."""
-    return {
-        name: experiments.command(name, console)
-        if args[:1] == [name]
-        else _listed(experiments.describe(name))
-        for name in experiments.names()
-    }
+def _experiment(name: str, args: list[str]) -> Callable[..., Any]:
+    """Return an experiment as a command; only the one that is called has its options."""
+    if args[:1] == [name]:
+        return experiments.command(name, console)
+    return _listed(experiments.describe(name))
 
 
 def _listed(doc: str) -> Callable[[], None]:

@@ -3,16 +3,14 @@ r"""A Deep Ensemble from finished runs of the plain network: it is measured, and
 $$p(y|x) = \tfrac1J \sum_j p(y|x, W_j), \quad W_j \text{ the final weights of run } j$$
 
 The folder is an ordinary finished run of the method "ensemble": the first run's config and seed, all the
-weights, measured by the code that measures every run. Its training is that of its members: their seconds
-together, their largest memory, and the images per second at which a machine that trains one after the
-other gets an image through all of them, $1 / \sum_j (1 / v_j)$. ``results["train"]["joined"]`` names
-each member's folder, seed and commit.
+weights, measured by the code that measures every run. Its training is that of its members, one after the
+other: their seconds together, their largest memory. ``results["train"]["joined"]`` names each member's
+folder, seed and commit.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NamedTuple
 
 from lpbnn.data import Splits
@@ -117,12 +115,9 @@ def _members(runs: Sequence[str | Path]) -> list[Member]:
                 "Fix: join runs of the same settings (lpbnn eval RUN ... measures one like the others)."
             )
         if seed in seeds:
-            twice = seeds[seed].resolve() == path.resolve()
             raise RunError(
-                f"{path} is given twice: it would count double. Fix: give each run once."
-                if twice
-                else f"{seeds[seed]} and {path} are the same run: all settings and the seed, {seed}. "
-                "Fix: give runs of different seeds."
+                f"{seeds[seed]} and {path} are the same run: all settings and the seed, {seed}. Fix: give "
+                "runs of different seeds, each once."
             )
         seeds[seed] = path
     _check_data(members[1:], first.data)
@@ -162,7 +157,7 @@ def _config(members: Sequence[Member]) -> RunConfig:
 
 
 def _training(members: Sequence[Member]) -> dict[str, Any]:
-    """Return the cost of training the members, as if one after the other."""
+    """Return the cost of training the members, one after the other."""
     parts = [member.train for member in members]
     speeds = [part["images_per_second"] for part in parts]
     epochs = [part["epoch_seconds"] for part in parts if part["epoch_seconds"] is not None]
@@ -172,7 +167,7 @@ def _training(members: Sequence[Member]) -> dict[str, Any]:
         "images_per_second": 1 / sum(1 / v for v in speeds) if all(speeds) else None,
         "epoch_seconds": sum(epochs) if len(epochs) == len(parts) else None,
         "peak_bytes": max(part["peak_bytes"] for part in parts),
-        "last": _mean_of([part["last"] for part in parts]),
+        "last": {},  # it has no log
         "joined": [
             {
                 "run": member.folder.path.resolve().name,
@@ -182,13 +177,3 @@ def _training(members: Sequence[Member]) -> dict[str, Any]:
             for member in members
         ],
     }
-
-
-def _mean_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the last row of the log: means, as an ensemble's loss is; its validation is not a mean."""
-    found: dict[str, Any] = {}
-    for key in rows[0]:
-        values = [row[key] for row in rows if row.get(key) is not None]
-        if not key.startswith("val_") and len(values) == len(rows):
-            found[key] = values[0] if len(set(values)) == 1 else fmean(values)
-    return found

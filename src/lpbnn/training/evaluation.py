@@ -43,7 +43,7 @@ from lpbnn.training.evaluator import (
     SegmentationEvaluator,
     make_evaluator,
 )
-from lpbnn.training.preflight import check_corruptions, corruptible
+from lpbnn.training.preflight import check_corruptions
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -268,7 +268,7 @@ def _example_arrays(predictor: Predictor, splits: Splits) -> Arrays:
     chosen = largest_anomalies(splits, count) if segments else _spaced(splits.test, count)
     arrays = _predicted(predictor, splits.test.take(chosen), "examples/test")
     arrays["examples/test/index"] = chosen.numpy()
-    if corruptible(info):
+    if predictor.settings.corruptions:
         names = [SHOWN[i % len(SHOWN)] for i in range(len(chosen))]
         images, labels = splits.test[chosen]
         bad = [corrupt(images, name, SEVERITY, SEED)[i] for i, name in enumerate(names)]
