@@ -67,14 +67,14 @@ Weighting = Literal["balanced", "equation", "authors"]
 class Config(RankOneConfig):
     """Options of lpbnn."""
 
-    init_std: NonNegative | None = None  # type: ignore[assignment]  # None: 0.1, or 0.5 for the paper
+    init_std: NonNegative | None = None  # type: ignore[assignment]  # std of r and s; None: 0.1, paper 0.5
     num_data: DataCount | None = None  # N, the number of training examples; required
-    # or "paper": what is learned, reconstructed, and how it is weighted
+    # "paper": other learned parts, reconstruction and weighting (see the page of LP-BNN)
     variant: Variant = "default"
-    weighting: Weighting | None = None  # of KL and squared error; None: the variant's
-    latent: Count = 32  # numbers in z
-    log_variance: float = -2.0  # of z, before training
-    kl_weight: NonNegative | None = None  # a; None: the weighting's
+    weighting: Weighting | None = None  # weights of KL and squared error; None: the variant's
+    latent: Count = 32  # k, the size of z
+    log_variance: float = -2.0  # initial log variance of z: the size of the noise
+    kl_weight: NonNegative | None = None  # a, the weight of the KL; None: as weighting says
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -34,14 +34,14 @@ class RankOneConfig(Options):
     members: Count = 4  # J, the number of members
     batch_mode: BatchMode = "split"  # in training: "split" the batch among members, or "repeat" it
     init_std: NonNegative = 0.5  # standard deviation of the initial r and s around 1
-    init: Init = "normal"  # or "signs": random +-1
-    first_init: Init | None = None  # of the first layer, which sees the data; None: init
+    init: Init = "normal"  # how r and s start; "signs": random +-1
+    first_init: Init | None = None  # init of the first layer alone; None: as the others
     fast_lr: NonNegative = 1.0  # learning rate of the factors, as a multiple of the network's
     include: Filter = None  # path globs or layer types to convert; None: all
     exclude: Filter = None  # path globs or layer types to leave as they are
-    # Linear layers of which every member has its own, with new weights: a path, or several
+    # paths of Linear layers that are not shared: each member has one with new weights
     unshared: str | Sequence[str] | None = None
-    # where the batch is expanded to members: a path, or several; None: found
+    # module paths where the batch is expanded to members; None: found automatically
     expand_at: str | Sequence[str] | None = None
 
 
