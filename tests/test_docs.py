@@ -103,11 +103,12 @@ def read(args: list[str]) -> None:
         if option in args:
             place = args.index(option)
             args = args[:place] + args[place + 2 :]
-    group = cli._experiments(args[1:]) if args[:1] == ["experiment"] else cli._commands(args)
+    if args[0] == "experiment":
+        args = args[1:]
+        command = cli._experiment(args[0], args)
+    else:
+        command = cli._commands(args)[args[0]]
     prog, args = args[0], args[1:]
-    if prog == "experiment":
-        prog, args = args[0], args[1:]
-    command = group[prog]
     if isinstance(command, partial):
         command = partial(idle(command.func), *command.args, **command.keywords)
     else:
