@@ -190,9 +190,9 @@ class UncertainModel(WideBuffers):
         self.mask_arguments = mask_arguments(self.networks[0])
         self.checks: dict[str, CallCheck] = {}  # by the kind of call
         self.turns = Turns()
+        tensors = [*net.buffers(), *net.parameters()]
         # That of the outputs, for a network on several devices.
-        devices = [tensor.device for tensor in (*net.buffers(), *net.parameters())]
-        device = devices[-1] if devices else torch.device("cpu")
+        device = tensors[-1].device if tensors else torch.device("cpu")
         self.likelihood = (likelihood or Categorical()).to(device)
         self.readout = readout or self.likelihood.read_output
 

@@ -83,7 +83,7 @@ def test_draws_repeat_the_members_in_their_order() -> None:
         for parameter in model.fast_parameters():
             parameter.normal_()
     drawn = model.sample(2)
-    for norm, scale, shift in zip(model.norms, drawn.scales, drawn.shifts, strict=True):
+    for norm, scale, shift in zip(model.layers, drawn.scales, drawn.shifts, strict=True):
         for copies, own in ((scale, norm.member_scale), (shift, norm.member_shift)):
             assert torch.equal(copies, torch.cat([own, own]))
 
@@ -94,7 +94,7 @@ def test_undo_merges_what_was_learned(name: str) -> None:
     x = torch.randn(4, *net.shape, dtype=torch.float64)
     model = build(net, members=1, std=0.0).eval()
     with torch.no_grad():
-        for norm in model.norms:
+        for norm in model.layers:
             norm.member_scale.uniform_(0.5, 1.5)
     expected = model(x)[0]
     torch.testing.assert_close(lpbnn.undo(model)(x), expected)
@@ -105,7 +105,7 @@ def test_undo_merges_scales_into_a_transposed_convolution_of_several_groups() ->
     x = torch.randn(3, 4, 5, 5, dtype=torch.float64)
     model = build(nn.Sequential(net), members=1, std=0.0).eval()
     with torch.no_grad():
-        model.norms[0].member_scale.uniform_(0.5, 1.5)
+        model.layers[0].member_scale.uniform_(0.5, 1.5)
     expected = model(x)[0]
     torch.testing.assert_close(lpbnn.undo(model)(x), expected)
 
@@ -113,7 +113,7 @@ def test_undo_merges_scales_into_a_transposed_convolution_of_several_groups() ->
 def test_the_noise_has_its_standard_deviation_and_scale() -> None:
     model = build(nn.Sequential(nn.Linear(4, 50), nn.LayerNorm(50), nn.Linear(50, 3)), std=0.2)
     with torch.no_grad():
-        model.norms[0].member_scale.fill_(3.0)
+        model.layers[0].member_scale.fill_(3.0)
     for scale in (1.0, 0.5, 0.0):
         model.set_noise_scale(scale)
         drawn = model.sample(200).scales[0]

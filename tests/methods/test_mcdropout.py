@@ -45,7 +45,7 @@ def test_dropout_is_on_and_batch_norm_is_not() -> None:
     assert (p.epistemic > 0).all()
     assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())
     # without anything dropped, evaluation is the plain network's
-    for dropout in model.dropouts:
+    for dropout in model.layers:
         dropout.p = 0.0
     expected = copy.deepcopy(lpbnn.undo(copy.deepcopy(model))).eval()(x)
     torch.testing.assert_close(model.eval()(x), expected.expand(4, -1, -1))
@@ -111,11 +111,11 @@ def test_the_prediction_does_not_depend_on_the_chunk(chunk: int) -> None:
 def test_the_network_s_own_dropout_is_used_at_its_rate() -> None:
     net = backbones.build("wrn-16-4", 10, dropout=0.3)
     model = build(net)
-    assert len(model.dropouts) == 6  # once per block
+    assert len(model.layers) == 6  # once per block
     assert not dropping(net)
-    assert {dropout.p for dropout in model.dropouts} == {0.3}
+    assert {dropout.p for dropout in model.layers} == {0.3}
     lpbnn.undo(model)
-    assert {dropout.p for dropout in build(net, rate=0.2).dropouts} == {0.2}
+    assert {dropout.p for dropout in build(net, rate=0.2).layers} == {0.2}
     lpbnn.undo(net)
     assert {m.p for m in net.modules() if isinstance(m, nn.Dropout)} == {0.3}
     assert not any(isinstance(module, ActiveDropout) for module in net.modules())
@@ -142,7 +142,7 @@ def test_a_rate_that_is_changed_after_the_build_has_effect(
 
 def test_dropout_layers_of_rate_zero_get_the_default_rate() -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.0), nn.Linear(8, 3))
-    assert [dropout.p for dropout in build(net).dropouts] == [0.1]
+    assert [dropout.p for dropout in build(net).layers] == [0.1]
 
 
 def test_a_rate_of_zero_stays_beside_another_rate() -> None:
@@ -155,7 +155,7 @@ def test_without_dropout_it_goes_before_every_layer_but_the_first() -> None:
     given = copy.deepcopy(net.state_dict())
     layers = [m for m in net.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     model = build(net)
-    assert {dropout.p for dropout in model.dropouts} == {0.1}
+    assert {dropout.p for dropout in model.layers} == {0.1}
     assert len(dropping(net)) == len(layers) - 1
     assert "stem" not in dropping(net)
     assert lpbnn.undo(model) is net
@@ -182,7 +182,7 @@ def test_filters_choose_the_layers(filters: dict, expected: list[str]) -> None:
 def test_filters_add_to_the_network_s_own_dropout() -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 8), nn.Linear(8, 3))
     model = build(net, include="3")
-    assert sorted(dropout.p for dropout in model.dropouts) == [0.1, 0.3]
+    assert sorted(dropout.p for dropout in model.layers) == [0.1, 0.3]
     assert [type(layer) for layer in net] == [nn.Linear, ActiveDropout, nn.Linear, DropBefore]
 
 

@@ -90,6 +90,12 @@ class Wrapper(nn.Module):
         return self.layer
 
 
+def mean_of_copies(copies: nn.Parameter) -> nn.Parameter:
+    """Return the mean of what every member has, (J, ...); equal copies come back to the last bit."""
+    first = copies[0]
+    return nn.Parameter((first + (copies - first).mean(0)).detach(), copies.requires_grad)
+
+
 def move_hooks(source: nn.Module, target: nn.Module) -> None:
     """Move forward and backward hooks to the module that takes another one's place."""
     # The dictionaries themselves move: the handles that users hold go on working.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
+from lpbnn.convert.wrapper import Wrapper
 from lpbnn.likelihoods import require_targets
 from lpbnn.members.call import EXECUTIONS, Call, CallCheck, as_call, copy_tensors
 from lpbnn.members.partial import (
@@ -61,7 +62,8 @@ class MemberEnsemble(UncertainModel):
     ``lpbnn.check`` compares the two on a few rows of the first batch; if they differ, the model warns and
     uses the reference from then on.
 
-    A method defines ``member_layer``, ``sample`` and ``probe``; its layers read ``slot``.
+    A method defines ``member_layer``, ``sample`` and ``probe``; its layers read their part of the sampled
+    state from ``slot``, by their ``index``.
 
     Args:
         net: the converted network.
@@ -69,7 +71,8 @@ class MemberEnsemble(UncertainModel):
             whole network; None finds it (``lpbnn.members.partial``).
     """
 
-    member_layer: type[nn.Module]  # the class of the layers in which members differ
+    member_layer: type[Wrapper]  # the class of the layers in which members differ
+    layers: list[Any]  # these layers, in the network's order
 
     def __init__(
         self,
@@ -80,12 +83,23 @@ class MemberEnsemble(UncertainModel):
     ) -> None:
         super().__init__(net, **model_options)
         self.slot = PassSlot()
+        self.refresh()
         if expand_at is None:
             self.expansion_choices, points = self.find_expansion_points()
         else:
             points = given_points(net, expand_at)
             self.expansion_choices = [points]
         self.points = ExpansionPoints(net, points, self.slot)
+
+    def refresh(self) -> None:
+        """Find the converted layers again, after the user replaced some of them."""
+        self.layers = []
+        for module in self.net.modules():
+            if isinstance(module, self.member_layer) and module.in_place:
+                module.slot, module.index = self.slot, len(self.layers)
+                self.layers.append(module)
+        if not self.layers:
+            raise RuntimeError("the network has no converted layer. Build a model again.")
 
     @property
     def expand_at(self) -> list[str]:

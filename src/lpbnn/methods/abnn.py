@@ -35,7 +35,7 @@ from torch.utils._pytree import tree_leaves
 
 from lpbnn.convert.checks import RUNNING_NORMS, TRANSPOSED, inspect_network, widths
 from lpbnn.convert.convert import convert, replace_modules
-from lpbnn.convert.wrapper import Guarded, Wrapper
+from lpbnn.convert.wrapper import Guarded, Wrapper, mean_of_copies
 from lpbnn.likelihoods import Categorical, weighted_mean
 from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.members.passes import MemberPass, PassSlot
@@ -171,7 +171,7 @@ class NoisyScale(Wrapper):
 
     def restore(self) -> nn.Module:
         """Return the layer with the mean of the members' scales and shifts."""
-        scale = _mean(self.member_scale)
+        scale = mean_of_copies(self.member_scale)
         if self.is_norm:
             self.layer.weight = scale
         elif bool((scale != 1).any()):  # a tied weight stays tied where nothing was learned
@@ -185,14 +185,8 @@ class NoisyScale(Wrapper):
                 merged = (by_group * factor).flatten(0, 1)
             self.layer.weight = nn.Parameter(merged.detach(), weight.requires_grad)
         if self.member_shift is not None:
-            self.layer.bias = _mean(self.member_shift)
+            self.layer.bias = mean_of_copies(self.member_shift)
         return super().restore()
-
-
-def _mean(copies: nn.Parameter) -> nn.Parameter:
-    """Return the mean over members; equal copies come back to the last bit."""
-    first = copies[0]
-    return nn.Parameter((first + (copies - first).mean(0)).detach(), copies.requires_grad)
 
 
 class ABNN(MemberEnsemble):
@@ -213,23 +207,21 @@ class ABNN(MemberEnsemble):
     """
 
     member_layer = NoisyScale
+    layers: list[NoisyScale]
     noise_scale: Tensor  # multiplies sigma in every draw
     class_order: Tensor  # (J, MAX_CLASSES): the lowest numbers are of the classes to emphasise
 
     def __init__(self, net: nn.Module, config: Config, **model_options: Any) -> None:
         super().__init__(net, **model_options)
         self.config, self.members = config, config.members
-        self.norms = [module for module in net.modules() if isinstance(module, NoisyScale)]
-        for index, norm in enumerate(self.norms):
-            norm.slot, norm.index = self.slot, index
-        device = self.norms[0].member_scale.device
+        device = self.layers[0].member_scale.device
         self.register_buffer("noise_scale", torch.ones((), device=device))
         order = torch.stack([torch.randperm(MAX_CLASSES) for _ in range(self.members)])
         self.register_buffer("class_order", order.to(device))
 
     def sample(self, samples: int = 1) -> Affines:
         """Sample the scales of every norm for ``samples`` draws of every member."""
-        drawn = [norm.sample(samples, self.noise_scale) for norm in self.norms]
+        drawn = [norm.sample(samples, self.noise_scale) for norm in self.layers]
         return Affines([scale for scale, _ in drawn], [shift for _, shift in drawn])
 
     def probe(self, count: int) -> Affines:
@@ -239,9 +231,9 @@ class ABNN(MemberEnsemble):
             values = 0.75 + 0.5 * torch.rand(count, *like.shape[1:], generator=generator)
             return values.to(like)
 
-        shifts = [norm.member_shift for norm in self.norms]
+        shifts = [norm.member_shift for norm in self.layers]
         return Affines(
-            [near_one(norm.member_scale) for norm in self.norms],
+            [near_one(norm.member_scale) for norm in self.layers],
             [None if shift is None else near_one(shift) - 1 for shift in shifts],
         )
 
@@ -268,7 +260,7 @@ class ABNN(MemberEnsemble):
 
     def fast_parameters(self) -> list[nn.Parameter]:
         """Return the scales and shifts of the members."""
-        found = [p for norm in self.norms for p in (norm.member_scale, norm.member_shift)]
+        found = [p for norm in self.layers for p in (norm.member_scale, norm.member_shift)]
         return [p for p in found if p is not None]
 
 

@@ -49,7 +49,6 @@ from lpbnn.likelihoods import Categorical, at_least_float32, member_axis, requir
 from lpbnn.members.call import as_call
 from lpbnn.model import Terms, UncertainModel, total
 from lpbnn.options import NonNegative, OneNetwork, Options
-from lpbnn.rank_one.factors import device_of
 
 Risk = Literal["squared", "digamma", "log_marginal"]
 Score = Literal["vacuity", "confidence"]
@@ -92,7 +91,8 @@ class EDL(UncertainModel):
         super().__init__(net, **model_options)
         self.config = config
         # Loops that never call before_epoch train with the full KL.
-        self.register_buffer("kl_weight", torch.ones((), device=device_of(net)), persistent=False)
+        device = next((p.device for p in net.parameters()), None)
+        self.register_buffer("kl_weight", torch.ones((), device=device), persistent=False)
 
     def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return log alpha, (1, B, K, ...)."""

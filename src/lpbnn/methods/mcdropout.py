@@ -142,7 +142,7 @@ class ActiveDropout(Wrapper):
         self.function = FUNCTIONS[kind]
         self.alpha = kind in (nn.AlphaDropout, nn.FeatureAlphaDropout)
         self.by_channel = kind not in (nn.Dropout, nn.AlphaDropout)
-        self.slot = PassSlot()  # the model replaces it
+        self.slot, self.index = PassSlot(), 0  # the model replaces both
         self.noise_scale = 1.0
 
     @property
@@ -226,6 +226,7 @@ class MCDropout(MemberEnsemble):
     """
 
     member_layer = ActiveDropout
+    layers: list[ActiveDropout]
 
     def __init__(
         self,
@@ -236,9 +237,6 @@ class MCDropout(MemberEnsemble):
     ) -> None:
         super().__init__(net, expand_at=expand_at, **options)
         self.members = members
-        self.dropouts = [module for module in net.modules() if isinstance(module, ActiveDropout)]
-        for dropout in self.dropouts:
-            dropout.slot = self.slot
 
     def find_expansion_points(self) -> tuple[list[list[str]], list[str]]:
         safe = [find_dropping_part(self.net)]
@@ -259,11 +257,11 @@ class MCDropout(MemberEnsemble):
     @property
     def noise_scale(self) -> float:
         """The factor on the standard deviation of the masks; 1 is that of training."""
-        return self.dropouts[0].noise_scale
+        return self.layers[0].noise_scale
 
     def set_noise_scale(self, scale: float) -> None:
         """Scale the standard deviation of the masks, sqrt(p / (1 - p)), of all dropout layers."""
-        for dropout in self.dropouts:
+        for dropout in self.layers:
             dropout.noise_scale = noise_scale_value(scale)
 
     def extra_state(self) -> dict[str, Any]:

@@ -53,7 +53,7 @@ from lpbnn.options import (
     annealed,
     require_num_data,
 )
-from lpbnn.rank_one.factors import device_of, full_precision, kl_to_standard_normal
+from lpbnn.rank_one.factors import full_precision, kl_to_standard_normal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,7 +210,7 @@ class MeanFieldBNN(UncertainModel):
         for index, layer in enumerate(self.layers):
             layer.slot, layer.index = self.slot, index
         # Loops that never call before_epoch train with the full KL.
-        device = device_of(self.layers[0])
+        device = self.layers[0].weight_rho.device
         self.register_buffer("kl_weight", torch.ones((), device=device), persistent=False)
         self.register_buffer("noise_scale", torch.ones((), device=device))
 

@@ -94,6 +94,8 @@ class RankOneEnsemble(MemberEnsemble):
     """
 
     member_layer = Wrapper
+    layers: list[RankOneLayer]
+    unshared: list[MemberLinear]
     noise_scale: Tensor  # multiplies the posterior's standard deviation in every sample
 
     def __init__(
@@ -106,26 +108,21 @@ class RankOneEnsemble(MemberEnsemble):
         self.config = config
         self.batch_mode: BatchMode = config.batch_mode
         self.fast_lr = config.fast_lr
-        self.layers: list[RankOneLayer] = []
-        self.unshared: list[MemberLinear] = []
-        self.refresh()
         weight: Any = self.layers[0].layer.weight
         self.register_buffer("noise_scale", torch.ones((), device=weight.device))
 
     def refresh(self) -> None:
-        """Find the converted layers again, after the user replaced some of them."""
+        super().refresh()
         expanding: set[nn.Module] = set()  # modules inside of one with ``expand_in_layers``
         for module in self.net.modules():
             if getattr(module, "expand_in_layers", False):
                 expanding.update(module.modules())
-        found = [module for module in self.net.modules() if getattr(module, "in_place", False)]
-        self.layers = [module for module in found if isinstance(module, RankOneLayer)]
-        self.unshared = [module for module in found if isinstance(module, MemberLinear)]
+        found: list[Any] = self.layers
+        self.layers = [layer for layer in found if isinstance(layer, RankOneLayer)]
+        self.unshared = [layer for layer in found if isinstance(layer, MemberLinear)]
         for layers in (self.layers, self.unshared):
             for index, layer in enumerate(layers):
-                layer.slot, layer.index, layer.expands_batch = self.slot, index, layer in expanding
-        if not self.layers:
-            raise RuntimeError("the network has no converted layer. Build a model again.")
+                layer.index, layer.expands_batch = index, layer in expanding
         counts = {layer.factors.members for layer in self.layers}
         if len(counts) != 1:
             raise ValueError(

@@ -277,10 +277,3 @@ def sample_gaussian(
         std = std * noise_scale.to(std)
     noise = torch.randn(layers, samples, members, width, device=mean.device, dtype=mean.dtype)
     return torch.addcmul(mean.unsqueeze(1), std.unsqueeze(1), noise)
-
-
-def device_of(module: nn.Module) -> torch.device:
-    """Return the device of a module's first tensor."""
-    for tensor in (*module.parameters(), *module.buffers()):
-        return tensor.device
-    return torch.device("cpu")

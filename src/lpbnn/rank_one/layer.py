@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from lpbnn.convert.checks import SUPPORTED, TRANSPOSED, is_odd, widths
-from lpbnn.convert.wrapper import Guarded, Wrapper
+from lpbnn.convert.wrapper import Guarded, Wrapper, mean_of_copies
 from lpbnn.kernels.convolution import fast_geometry, member_convolution
 from lpbnn.kernels.rows import (
     is_one_product,
@@ -108,9 +108,7 @@ class RankOneLayer(Wrapper):
     def restore(self) -> nn.Module:
         """Return the wrapped layer: the shared weight, and the mean of the members' biases."""
         if self.member_bias is not None:
-            first = self.member_bias[0]  # equal biases must come back to the last bit
-            mean = first + (self.member_bias - first).mean(0)
-            self.layer.bias = nn.Parameter(mean.detach(), self.member_bias.requires_grad)
+            self.layer.bias = mean_of_copies(self.member_bias)
         return super().restore()
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lpbnn.convert.wrapper import Wrapper
+from lpbnn.convert.wrapper import Wrapper, mean_of_copies
 from lpbnn.members.passes import MemberPass, PassSlot
 from lpbnn.members.rows import expand_batch, gather
 from lpbnn.rank_one.factors import MemberWeights
@@ -80,15 +80,11 @@ class MemberLinear(Wrapper):
 
     def restore(self) -> nn.Module:
         """Return the layer with the mean of the members' weights and of their biases."""
-        self.layer.weight = _mean(self.member_weight)
+        self.layer.weight = mean_of_copies(self.member_weight)
         if self.member_bias is not None:
-            self.layer.bias = _mean(self.member_bias)
+            self.layer.bias = mean_of_copies(self.member_bias)
         return super().restore()
 
 
 def _stack(tensors: list[Tensor], like: Tensor) -> nn.Parameter:
     return nn.Parameter(torch.stack(tensors).detach(), like.requires_grad)
-
-
-def _mean(copies: nn.Parameter) -> nn.Parameter:
-    return nn.Parameter(copies.detach().mean(0), copies.requires_grad)
