@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import importlib
+import importlib.util
 import warnings
 from functools import partial, wraps
 from pathlib import Path
