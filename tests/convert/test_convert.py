@@ -1,6 +1,8 @@
 """Conversion: nested, shared, filtered, refused by name, undone bit for bit (trap 5)."""
 
 import copy
+import inspect
+from typing import Any
 
 import pytest
 import torch
@@ -121,6 +123,28 @@ def test_the_dropout_of_an_attention_is_on_in_training_alone(need_weights: bool)
     assert not torch.equal(first, second)
     expected = attention.eval()(x, x, x)[0]
     torch.testing.assert_close(split.eval()(x, x, x, need_weights=need_weights)[0], expected)
+
+
+def test_a_split_attention_has_the_arguments_and_defaults_of_torchs() -> None:
+    theirs = inspect.signature(nn.MultiheadAttention.forward).parameters
+    mine = inspect.signature(SplitAttention.forward).parameters
+    assert {n: p.default for n, p in mine.items()} == {n: p.default for n, p in theirs.items()}
+    attention, x = nn.MultiheadAttention(8, 2, batch_first=True).eval(), torch.randn(3, 5, 8)
+    torch.testing.assert_close(SplitAttention(attention)(x, x, x), attention(x, x, x))
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("options", [{}, {"kdim": 4, "vdim": 6}, {"bias": False}])
+def test_a_restored_attention_has_the_device_precision_and_mode_of_its_parts(
+    options: dict[str, Any], training: bool
+) -> None:
+    for where in ({"dtype": torch.float64}, {"device": "meta"}):
+        attention = nn.MultiheadAttention(8, 2, batch_first=True, **options, **where)
+        split = SplitAttention(attention.train(training))
+        for module in (split, split.restore()):
+            kinds = {(p.dtype, p.device) for p in module.parameters()}
+            assert kinds == {(attention.out_proj.weight.dtype, attention.out_proj.weight.device)}
+            assert {part.training for part in module.modules()} == {training}
 
 
 def test_the_projections_of_an_attention_share_no_memory() -> None:
@@ -314,6 +338,29 @@ def test_a_lone_layer_has_no_parent_to_be_replaced_in_and_stays_as_it_is(layer: 
     with pytest.raises(ValueError, match="is itself a .* Wrap it: nn.Sequential"):
         convert(layer, lambda layer, path: layer)
     assert list(layer.named_modules()) == before
+
+
+class Modulated(nn.Linear):
+    """Takes two inputs, so it cannot be tried out before it is converted; it is linear."""
+
+    def forward(self, input: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return scale * super().forward(input)
+
+
+def test_a_layer_of_two_inputs_without_a_bias_is_converted() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.head = Modulated(4, 6, bias=False), nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.first(x, torch.tensor(2.0)))
+
+    net, x = Net(), torch.randn(5, 4)
+    expected = net(x)
+    model = lpbnn.build(net, "batchensemble", members=3, init_std=0.0)
+    assert [layer.path for layer in model.layers] == ["first", "head"]
+    torch.testing.assert_close(model(x), expected.expand(3, -1, -1))
 
 
 def test_factors_must_fit_the_layer() -> None:

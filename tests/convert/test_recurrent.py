@@ -71,6 +71,17 @@ def test_restore_gives_torchs_layer_bit_for_bit(name: str) -> None:
     for path, parameter in restored.named_parameters():
         assert torch.equal(parameter, theirs[path])
         assert parameter.requires_grad == theirs[path].requires_grad
+        assert parameter.dtype == theirs[path].dtype
+
+
+def test_a_split_layer_is_called_and_restored_as_torchs_layer_is() -> None:
+    """Arguments and their defaults, the device, the mode."""
+    rnn = nn.GRU(4, 5, batch_first=True, device="meta").eval()
+    split = SplitRecurrent(rnn)
+    assert {tensor.device.type for tensor in split.parameters()} == {"meta"}
+    restored = split.restore()
+    assert {tensor.device.type for tensor in restored.parameters()} == {"meta"}
+    assert not restored.training
 
 
 @pytest.mark.parametrize("name", RNNS)

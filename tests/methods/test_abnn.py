@@ -198,3 +198,22 @@ def test_what_cannot_be_built_is_named() -> None:
     normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))
     with pytest.raises(ValueError, match="computes its weight itself"):
         build(nn.Sequential(normed))
+
+
+class NormsInAList(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.norm, self.head = nn.Linear(5, 6), nn.LayerNorm(6), nn.Linear(6, 3)
+        self.order = [self.fc, self.norm, self.head]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.order:
+            x = layer(x)
+        return x
+
+
+def test_a_norm_that_cannot_be_replaced_everywhere_is_refused_by_name() -> None:
+    net = NormsInAList()
+    with pytest.raises(ValueError, match="'norm' is also kept in the plain attribute 'order'"):
+        build(net)
+    assert type(net.norm) is nn.LayerNorm

@@ -105,3 +105,21 @@ def test_the_frozen_weights_of_a_network_do_not_learn_in_a_model_of_it(method: s
     assert frozen
     assert all(torch.equal(layer.weight, before) for layer, before in frozen)
     assert all(layer.weight.grad is None for layer, _ in frozen)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("method", ["lpbnn", "rank1", "meanfield"])
+def test_the_penalties_of_half_precision_weights_are_computed_in_float32(
+    method: str, dtype: torch.dtype
+) -> None:
+    model = lpbnn.build(mixed(), method, num_data=10).to(dtype)
+    for name, parameter in model.named_parameters():
+        parameter.data.add_(torch.rand_like(parameter), alpha=3.0 if "rho" in name else 0.1)
+    x, y = torch.randn(6, 3, 2, 2), torch.arange(6) % 3
+    half = model.loss(x.to(dtype), y)
+    whole = model.float().loss(x, y)
+    names = half.keys() - {"nll", "loss"}
+    assert names
+    for name in names:
+        assert half[name].dtype == torch.float32
+        torch.testing.assert_close(half[name], whole[name], rtol=1e-5, atol=0.0)

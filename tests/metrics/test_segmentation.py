@@ -165,8 +165,9 @@ def test_a_single_map_is_not_mistaken_for_a_batch_of_rows() -> None:
 
 def test_nan_scores_are_reported() -> None:
     scores, is_ood = torch.full((1, 2, 2), torch.nan), torch.eye(2).bool()[None]
-    with pytest.raises(ValueError, match="4 scores are NaN"):
-        pixel_detection(scores, is_ood)
+    for pooled in (False, True):
+        with pytest.raises(ValueError, match="^[^-]*4 scores are NaN"):
+            pixel_detection(scores, is_ood, pooled=pooled)
     with pytest.raises(ValueError, match=r"valid has shape \(1, 1, 2\)"):
         pixel_detection(torch.rand(1, 2, 2), is_ood, is_ood[:, :1])
 

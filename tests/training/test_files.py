@@ -229,3 +229,14 @@ def test_the_log_keeps_terms_that_come_and_go(tmp_path: Path) -> None:
     folder.write("log.csv", b"epoch,loss\nx,1\n")
     with pytest.raises(RunError, match="log.csv is damaged"):
         folder.log()
+
+
+def test_channels_last_is_the_layout_of_every_tensor_of_four_dimensions() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 2), nn.Flatten(), nn.Linear(4, 2))
+    net.register_buffer("stack", torch.randn(2, 3, 4, 5))
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    checkpoint.channels_last(net)
+    for tensor in (net[0].weight, net.stack):
+        assert tensor.is_contiguous(memory_format=torch.channels_last)
+    assert net[2].weight.is_contiguous()
+    assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
