@@ -94,8 +94,8 @@ def test_undo_and_the_mean_network_have_the_mean_head() -> None:
     weight, bias = head.member_weight.mean(0), head.member_bias.mean(0)
     for net in (lpbnn.mean_network(model), lpbnn.undo(model)):
         assert type(net[4]) is nn.Linear
-        assert torch.equal(net[4].weight, weight)
-        assert torch.equal(net[4].bias, bias)
+        torch.testing.assert_close(net[4].weight, weight)
+        torch.testing.assert_close(net[4].bias, bias)
         assert net[4].weight.requires_grad
 
 
