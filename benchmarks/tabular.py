@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import sklearn
 import torch
+from scipy.stats import wilcoxon
 from sklearn import datasets
 from sklearn.ensemble import (
     HistGradientBoostingClassifier,
@@ -203,38 +204,89 @@ def run(path: Path) -> None:
 
 
 def show(path: Path) -> str:
-    """Return the tables of a file as Markdown: means over the folds; the best of a set in bold."""
+    """Return the tables of a file as Markdown: means over the folds, and what heads of their own change."""
     rows = read(path)
-    parts = []
-    for classes, columns in (
-        (True, {"accuracy": 1, "nll": -1, "ece": -1}),
-        (False, {"rmse": -1, "nll": -1, "coverage90": 0, "width90": 0}),
+    default = [row for row in rows if row["heads"] != "shared" and row["seed"] == "0"]
+    tables = [
+        means_table(default, True, {"accuracy": 1, "nll": -1, "ece": -1}),
+        means_table(default, False, {"rmse": -1, "nll": -1, "coverage90": 0, "width90": 0}),
+        heads_table(rows),
+    ]
+    return "\n\n".join(table for table in tables if table)
+
+
+def means_table(rows: list[dict[str, str]], classes: bool, columns: dict[str, int]) -> str:
+    """Return the means over the folds of classification or regression; the best of a set in bold.
+
+    Args:
+        rows: of the file.
+        classes: True for classification.
+        columns: the measures, with 1 if more is better, -1 if less is, 0 if neither.
+    """
+    those = [row for row in rows if bool(row["classes"]) == classes]
+    sets, models = ([*dict.fromkeys(row[key] for row in those)] for key in ("set", "model"))
+    lines = []
+    for name in sets:
+        mine = [row for row in those if row["set"] == name]
+        means = {
+            (model, key): float(np.mean([float(row[key]) for row in mine if row["model"] == model]))
+            for model in models
+            for key in columns
+        }
+        best = {key: max(sign * means[m, key] for m in models) for key, sign in columns.items()}
+        cells = [
+            " / ".join(
+                f"**{means[model, key]:.3f}**"
+                if sign and sign * means[model, key] == best[key]
+                else f"{means[model, key]:.3f}"
+                for key, sign in columns.items()
+            )
+            for model in models
+        ]
+        lines.append((name, mine[0]["examples"], *cells))
+    return f"{' / '.join(columns)}:\n\n" + markdown(("set", "examples", *models), lines)
+
+
+def heads_table(rows: list[dict[str, str]]) -> str:
+    """Return what heads of their own change, over pairs of equal set, method, seed and fold; "" without any."""
+    shared = {_pair(row): row for row in rows if row["heads"] == "shared"}
+    pairs = [
+        (row, shared[_pair(row)]) for row in rows if row["heads"] == "own" and _pair(row) in shared
+    ]
+    lines = []
+    for name, key, classes in (
+        ("accuracy", "accuracy", True),
+        ("NLL of classes", "nll", True),
+        ("ECE", "ece", True),
+        ("RMSE", "rmse", False),
+        ("NLL of numbers", "nll", False),
+        ("distance of coverage90 to 0.9", "coverage90", False),
     ):
-        those = [row for row in rows if bool(row["classes"]) == classes]
-        sets, models = ([*dict.fromkeys(row[key] for row in those)] for key in ("set", "model"))
-        lines = []
-        for name in sets:
-            mine = [row for row in those if row["set"] == name]
-            means = {
-                (model, key): float(
-                    np.mean([float(row[key]) for row in mine if row["model"] == model])
-                )
-                for model in models
-                for key in columns
-            }
-            best = {key: max(sign * means[m, key] for m in models) for key, sign in columns.items()}
-            cells = [
-                " / ".join(
-                    f"**{means[model, key]:.3f}**"
-                    if sign and sign * means[model, key] == best[key]
-                    else f"{means[model, key]:.3f}"
-                    for key, sign in columns.items()
-                )
-                for model in models
-            ]
-            lines.append((name, mine[0]["examples"], *cells))
-        parts.append(f"{' / '.join(columns)}:\n\n" + markdown(("set", "examples", *models), lines))
-    return "\n\n".join(parts)
+        cells = []
+        for methods in (*((method,) for method in OURS), OURS):
+            values = np.array(
+                [
+                    [float(row[key]) for row in pair]
+                    for pair in pairs
+                    if pair[0]["model"] in methods and bool(pair[0]["classes"]) == classes
+                ]
+            )
+            if len(values) == 0:
+                return ""
+            own, other = (abs(values - 0.9) if key == "coverage90" else values).T
+            change = own - other
+            error, lower = change.std(ddof=1) / len(change) ** 0.5, (change < 0).mean()
+            p = wilcoxon(change).pvalue  # without pairs that are equal
+            cells.append(f"{change.mean():+.4f} ± {error:.4f}, {100 * lower:.0f} %, {p:.2g}")
+        lines.append((name, str(len(change)), *cells))
+    return (
+        "change, standard error, share of pairs in which it is lower, p of Wilcoxon's test:\n\n"
+        + markdown(("own instead of shared", "pairs", *OURS, "both"), lines)
+    )
+
+
+def _pair(row: dict[str, str]) -> tuple[str, ...]:
+    return tuple(row[key] for key in ("set", "model", "seed", "fold"))
 
 
 if __name__ == "__main__":

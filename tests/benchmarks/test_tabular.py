@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,28 @@ def test_the_best_of_a_set_is_bold_and_coverage_is_not_ranked(small: None, tmp_p
     assert examples == "60"
     assert straight.startswith("**0.000** / **")
     assert "**" not in mean + ours
+
+
+def test_heads_are_compared_in_pairs(tmp_path: Path) -> None:
+    rows = []
+    for method, seed, fold, heads in product(tabular.OURS, "01", range(5), tabular.HEADS):
+        own = heads == "own"
+        row = {"examples": 9, "model": method, "seed": seed, "fold": fold, "heads": heads}
+        numbers = {"rmse": 2 - own, "nll": fold - own, "coverage90": 0.9 + 0.05 * own, "width90": 1}
+        labels = {
+            "accuracy": 0.5 + 0.1 * own,
+            "nll": fold * (1 + 0.1 * own),
+            "ece": 0.2 - 0.1 * own,
+        }
+        rows.append({**row, **numbers, "set": "plane"})
+        rows.append({**row, **labels, "set": "sign", "classes": 2})
+    tabular.append(tmp_path / "rows.csv", tabular.FIELDS, rows)
+    shown = tabular.show(tmp_path / "rows.csv")
+    assert "| RMSE | 20 | -1.0000 ± 0.0000, 100 %, 0.002 |" in shown
+    assert "| NLL of classes | 20 | +0.2000 ± 0.0471, 0 %," in shown
+    assert "| distance of coverage90 to 0.9 | 20 | +0.0500 ±" in shown
+    of_seed_0_and_own_heads = "| plane | 9 | **1.000** / **1.000** / 0.950 / 1.000 |"
+    assert of_seed_0_and_own_heads in shown
 
 
 def test_scikit_learns_sets_are_there() -> None:
