@@ -71,20 +71,33 @@ def work(
 
 
 def show(
-    runs: Sequence["Run"], report: Path, console: Console, title: str, table: "MakeTable"
+    runs: Sequence["Run"],
+    report: Path,
+    console: Console,
+    title: str,
+    table: "MakeTable",
+    paper: "PaperTable | None" = None,
+    more: "Callable[[Sequence[Run]], list[str]]" = lambda runs: [],
 ) -> Path:
-    """Print a table and write a page per data set, network and schedule, with the paper's numbers."""
+    """Print a table and write a page per data set, network and schedule, with the paper's numbers.
+
+    Args:
+        paper: numbers to stand beside ours; None for those of the paper on the same data and network.
+        more: lines to print below the table.
+    """
     from lpbnn.report import print_table, tell_report
     from lpbnn.report.runs import by_setting
 
     tables = by_setting(runs)
     written = report
     for setting, part in tables.items():
-        reference = published(part[0].data.name, part[0].settings["backbone"])
+        reference = paper or published(part[0].data.name, part[0].settings["backbone"])
         if reference is not None:
             part.sort(key=lambda run, order=reference: order.place(run.title, run.method))
         console.print(f"{title}: {setting}", style="bold")
         print_table(table(part, reference), console)
+        for line in more(part):
+            console.print(line, highlight=False)
         if len(tables) > 1:
             own = "-".join(setting.replace(",", "").split())
             written = report.with_name(f"{report.stem}-{own}.html")

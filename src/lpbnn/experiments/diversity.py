@@ -102,23 +102,17 @@ def configs(config: Config) -> dict[str, RunConfig]:
 
 
 def run(config: Config, console: Console) -> Path:
-    from lpbnn.experiments._suite import work  # imports torch: not for --help
-    from lpbnn.report import print_table, tell_report
-    from lpbnn.report.runs import by_setting, grouped
+    from lpbnn.experiments._suite import show, work  # imports torch: not for --help
+    from lpbnn.report.runs import grouped
     from lpbnn.report.tables import diversity
 
     runs = work(config, lambda: configs(config), console, config.methods, [config.backbone])
-    for setting, part in by_setting(runs).items():
-        console.print(setting, style="bold")
-        print_table(diversity(grouped(part), paper()), console)
-        console.print(MEANING, highlight=False)
-        for line in at_chance(part):
-            console.print(line, style="yellow", highlight=False)
-    return tell_report(
+    return show(
         runs,
         config.report,
         console,
-        title="Diversity of the members",
-        reference=paper(),
-        lead="predictions of the members for single images:",
+        "Diversity of the members",
+        lambda found, paper: diversity(grouped(found), paper),
+        paper(),
+        lambda found: [MEANING, *at_chance(found)],
     )

@@ -94,24 +94,12 @@ def configs(config: Config) -> dict[str, RunConfig]:
 
 
 def run(config: Config, console: Console) -> Path:
-    from lpbnn.experiments._suite import work  # imports torch: not for --help
-    from lpbnn.report import comparison, print_table, tell_report
-    from lpbnn.report.runs import by_setting
+    from lpbnn.experiments._suite import show, work  # imports torch: not for --help
+    from lpbnn.report import comparison
 
     runs = work(config, lambda: configs(config), console, NAMES)
-    for setting, part in by_setting(runs).items():
-        console.print(setting, style="bold")
-        print_table(comparison(part, paper()), console)
-        for line in verdicts(part):
-            console.print(line, highlight=False)
-    return tell_report(
-        runs,
-        config.report,
-        console,
-        title="Training stability",
-        reference=paper(),
-        lead="the whole report:",
-    )
+    title = "Training stability"
+    return show(runs, config.report, console, title, comparison, paper(), verdicts)
 
 
 def verdicts(runs: Sequence["Run"]) -> list[str]:
