@@ -446,3 +446,18 @@ def test_every_module_keeps_its_own_mode(built: bool) -> None:
     y = lpbnn.build(copy.deepcopy(net).eval(), "mcp")(x)[0].softmax(1).multinomial(1).squeeze(1)
     calibrate(model, [(x, y)])
     assert [module.training for module in net] == [True, False, True]
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (5, 6), (5, 6, 7)], ids=str)
+@pytest.mark.parametrize("members", [False, True])
+@pytest.mark.parametrize("dim", [1, -1])
+def test_every_class_has_its_scale_and_bias_in_outputs_of_any_layout(
+    shape: tuple[int, ...], members: bool, dim: int
+) -> None:
+    scale, bias = torch.tensor([1.0, 2.0, -3.0]), torch.tensor([0.5, 0.0, 4.0])
+    last = torch.randn(*([2] if members else []), 4, *shape, 3)
+    axis = dim if dim == -1 else 1 + members
+    scaled = Scaling(scale, bias, dim)(last.movedim(-1, axis), members=members)
+    torch.testing.assert_close(scaled.movedim(axis, -1), last * scale + bias)
+    halved = Scaling(torch.tensor(0.5), dim=dim)(last.movedim(-1, axis), members=members)
+    torch.testing.assert_close(halved.movedim(axis, -1), last / 2)

@@ -123,3 +123,18 @@ def test_the_penalties_of_half_precision_weights_are_computed_in_float32(
     for name in names:
         assert half[name].dtype == torch.float32
         torch.testing.assert_close(half[name], whole[name], rtol=1e-5, atol=0.0)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("method", methods.names())
+def test_a_batch_that_can_be_seen_to_be_wrong_is_refused_before_the_network_runs(
+    method: str, training: bool
+) -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 3))
+    model, calls = lpbnn.build(net, method, num_data=10).train(training), []
+    model.networks[0].register_forward_pre_hook(lambda *_: calls.append(1))
+    with pytest.raises(ValueError, match="seem to be swapped"):
+        model.loss(torch.arange(6) % 3, 4 * torch.randn(6, 4))
+    with pytest.raises(TypeError, match="targets"):
+        model.loss(torch.randn(6, 4), [0, 1, 2, 0, 1, 2])
+    assert not calls

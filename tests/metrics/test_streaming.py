@@ -158,6 +158,15 @@ def test_modes_of_torch_do_not_change_the_number(case: Case) -> None:
 
 
 @every
+def test_update_stays_on_the_device_of_the_inputs(case: Case) -> None:
+    """Shown without a GPU by the meta device, which refuses to be mixed."""
+    metric = case.make().to("meta")
+    metric.update(*(x.to("meta") for x in case.inputs))
+    states = [x for s in metric.metric_state.values() for x in (s if isinstance(s, list) else [s])]
+    assert all(state.is_meta for state in states)
+
+
+@every
 def test_the_size_of_a_chunk_does_not_change_the_number(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:

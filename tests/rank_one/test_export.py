@@ -255,3 +255,14 @@ def test_what_is_found_for_a_frozen_model_is_not_said_of_the_given_one() -> None
     frozen(inputs("Mlp"))
     assert frozen.checks
     assert not model.checks
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_a_frozen_model_knows_what_was_found_for_its_model(check: bool) -> None:
+    model, x = lpbnn.build(Mlp(), "lpbnn", num_data=10, check=check), torch.randn(6, 5)
+    lpbnn.predict(model, x)
+    frozen = lpbnn.freeze(model)
+    assert frozen.checks == model.checks
+    assert bool(frozen.checks) == check
+    assert frozen.checks is not model.checks
+    assert frozen.check_first_batch == check
