@@ -468,6 +468,25 @@ def test_an_input_of_three_numbers_is_not_taken_for_three_examples() -> None:
     assert next(iter(model.checks.values())).independent_rows
 
 
+@pytest.mark.parametrize("first", [1, 2, 3, 8])
+def test_a_norm_per_member_stays_behind_the_expanded_batch(first: int) -> None:
+    decoder = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3))
+    net = nn.ModuleDict({"encoder": nn.Linear(5, 6), "decoder": decoder})
+    net.forward = lambda x: decoder(net["encoder"](x))  # type: ignore[method-assign]
+    model = build(
+        net, "batchensemble", include=["decoder.1", "decoder.3"], batch_norm="member"
+    ).eval()
+    with torch.no_grad():
+        model(torch.randn(first, 5))
+        for norm in model.modules():
+            if type(norm) is nn.BatchNorm1d:
+                norm.running_mean.normal_()
+        x = torch.randn(8, 5)
+        rows = model.run_rows(model.sample(), model.call((x,), {}))
+        alone = model.run_one_by_one(model.sample(), model.call((x,), {}))
+    torch.testing.assert_close(rows, alone)
+
+
 def test_a_failed_build_leaves_the_network_as_it_was() -> None:
     net = nn.Sequential(nn.Linear(5, 6), nn.Linear(6, 3))
     net.expand_at = ("nowhere",)

@@ -32,8 +32,8 @@ LARGEST = 2**18  # bytes of one array
 THUMBNAIL = 160  # pixels: the widest map of a street scene
 # Options that their method has no more, with the value that is today's behaviour.
 REMOVED = {
-    **{"anneal": 0.0, "batch_norm": "shared", "by_width": False, "evidence": "exp"},
-    **{"flipout": False, "free_bits": 0.0, "noise": "pass", "pace": 1.0},
+    **{"anneal": 0.0, "by_width": False, "evidence": "exp"},
+    **{"free_bits": 0.0, "noise": "pass", "pace": 1.0},
     **{"reconstruct": "mean", "repeat_last": 0.0, "train_decoder": False, "train_r": False},
 }
 

@@ -19,6 +19,7 @@ GROUPS: dict[str, Any] = {"norm": "group", "standardise": True}
 KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "LP-BNN": ("lpbnn", {}, {}),
     "LP-BNN+GN": ("lpbnn", GROUPS, {}),
+    "LP-BNN, member norms": ("lpbnn", {}, {"batch_norm": "member"}),
     "BatchEnsemble": ("batchensemble", {}, {}),
 }
 

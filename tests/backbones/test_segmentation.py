@@ -244,6 +244,11 @@ def test_lpbnn_learns_from_slices_of_one(variant: dict[str, Any]) -> None:
     assert right.float().mean() > 0.8
 
 
+def test_batch_norms_of_the_members_take_slices_of_one() -> None:
+    model = build("lpbnn", network(), members=4, batch_norm="member")
+    assert all(loss == loss for loss in fit(model, 2))
+
+
 def test_mc_dropout_keeps_to_the_decoder_where_the_network_has_its_own() -> None:
     model: Any = build("mcdropout", network(dropout=0.2))
     dropping = [p for p, m in model.net.named_modules() if isinstance(m, model.member_layer)]

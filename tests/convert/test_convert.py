@@ -417,7 +417,8 @@ class ByName(nn.Module):
 @pytest.mark.parametrize("method", lpbnn.methods.names())
 @pytest.mark.filterwarnings("ignore::lpbnn.model.NotFittedWarning")
 def test_a_layer_may_be_called_by_the_name_of_its_argument(method: str) -> None:
-    model = lpbnn.build(lpbnn.split_recurrent(ByName()), method, num_data=10)
+    own = {"batch_norm": "member"} if method == "lpbnn" else {}
+    model = lpbnn.build(lpbnn.split_recurrent(ByName()), method, num_data=10, **own)
     x = torch.randn(6, 3, 5, 5)
     assert model.train().loss(x, torch.tensor([0, 1, 2, 0, 1, 2]))["loss"].isfinite()
     assert lpbnn.predict(model, x).probs.shape == (6, 3)

@@ -180,15 +180,18 @@ def test_expand_at_must_exist() -> None:
         lpbnn.build(EncoderDecoder(), "batchensemble", expand_at="decodr")
 
 
+@pytest.mark.parametrize("batch_norm", ["shared", "member"])
 @pytest.mark.parametrize("case", PARTIAL)
 def test_members_one_by_one_answer_as_members_together(
-    case: str, fill_device: Callable[[bool], None]
+    case: str, batch_norm: str, fill_device: Callable[[bool], None]
 ) -> None:
     make, shape, options, paths = PARTIAL[case]
     net = settle(make()).double()
     for path in paths:
         net.get_submodule(path).loop_members = True
-    model = lpbnn.build(net, "lpbnn", members=3, num_data=10, **options).double()
+    model = lpbnn.build(
+        net, "lpbnn", members=3, num_data=10, batch_norm=batch_norm, **options
+    ).double()
     x = torch.randn(4, *shape, dtype=torch.float64)
     fill_device(False)
     together = lpbnn.predict(model, x, samples=2, seed=1, chunk=8)
@@ -274,14 +277,17 @@ def test_the_shared_part_runs_once_for_all_samples(
     )  # 60 members, 15 for each pass: memory does not grow with them
 
 
+@pytest.mark.parametrize("batch_norm", [pytest.param("shared", marks=pytest.mark.slow), "member"])
 def test_a_compiled_network_runs_its_members_one_by_one(
-    fill_device: Callable[[bool], None],
+    batch_norm: str, fill_device: Callable[[bool], None]
 ) -> None:
     """Written out once, not compiled again for another sample; many members run a few at a time."""
     fill_device(True)
     net = settle(ResNet())
     net.stage2.loop_members = True
-    model = lpbnn.build(net, "lpbnn", members=3, num_data=10, include="stage2.*")
+    model = lpbnn.build(
+        net, "lpbnn", members=3, num_data=10, include="stage2.*", batch_norm=batch_norm
+    )
     x = torch.randn(4, 3, 8, 8)
     expected = lpbnn.predict(model, x, seed=1).members
     graphs: list[torch.fx.GraphModule] = []

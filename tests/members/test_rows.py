@@ -11,7 +11,7 @@ import lpbnn
 from lpbnn.kernels.rows import scale_rows, shift_rows
 from lpbnn.members.call import Call, copy_tensors
 from lpbnn.members.ensemble import MemberEnsemble
-from lpbnn.members.passes import PassSlot
+from lpbnn.members.passes import MemberPass, PassSlot
 from lpbnn.members.rows import (
     expand_batch,
     gather,
@@ -19,6 +19,7 @@ from lpbnn.members.rows import (
     row_weights,
     rows_needed,
 )
+from lpbnn.rank_one.factors import LayerFactors, SampledFactors
 
 batches, ensembles = st.integers(1, 17), st.integers(1, 6)
 
@@ -113,6 +114,13 @@ def test_parameters_among_the_inputs_are_not_copied() -> None:
     copied = copy_tensors((table, {"x": x}))
     assert copied[0] is table
     assert copied[1]["x"] is not x
+
+
+def test_a_part_of_a_pass_counts_its_members_from_the_first_of_all() -> None:
+    """By that number a member finds its own batch norm."""
+    factors = LayerFactors(torch.zeros(4, 2), torch.zeros(4, 2), None)
+    part = MemberPass(SampledFactors([factors], first=6), batch=5).take(2, 1)
+    assert (part.sampled.first, part.count) == (8, 1)
 
 
 def test_a_pass_inside_of_another_gives_the_slot_back() -> None:

@@ -1,4 +1,4 @@
-"""Mean-field BNN: the KL, one network per draw, and the posterior mean."""
+"""Mean-field BNN: the KL, one network per draw, flipout's signs, and the posterior mean."""
 
 import copy
 import math
@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lpbnn
 from lpbnn import likelihoods
-from lpbnn.methods.meanfield import GaussianLayer, MeanFieldBNN, Noise
+from lpbnn.methods.meanfield import Draw, GaussianLayer, MeanFieldBNN, Noise
 
 NETS = {"Mlp": Mlp, "ConvNet": ConvNet, "ResNet": ResNet}
 
@@ -114,6 +114,61 @@ LAYERS = [
 ]
 
 
+@pytest.mark.parametrize(("layer", "shape"), LAYERS)
+def test_flipout_gives_every_example_its_own_weights(
+    layer: nn.Module, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Example i computes with mean + noise * (t_i s_i^T) and bias mean + t_i * noise."""
+    gaussian = GaussianLayer(copy.deepcopy(layer), std=0.5)
+    x, noise, signs = torch.randn(5, *shape), gaussian.draw(), []
+    made = GaussianLayer._signs
+
+    def spy(self: GaussianLayer, x: Tensor) -> Tensor:
+        signs.append(made(self, x))
+        return signs[-1]
+
+    monkeypatch.setattr(GaussianLayer, "_signs", spy)
+    with gaussian.slot.use(Draw([noise._replace(flip=True)])):
+        together = gaussian(x)
+    inputs, outputs = signs
+    assert inputs.unique().tolist() == outputs.unique().tolist() == [-1, 1]
+    for i in range(5):
+        s, t = inputs[i].flatten(), outputs[i].flatten()
+        alone = copy.deepcopy(layer)
+        with torch.no_grad():
+            alone.weight += flipped(layer, noise.weight, s, t)
+            if noise.bias is not None:
+                alone.bias += noise.bias * t
+        torch.testing.assert_close(together[i], alone(x[i : i + 1])[0], atol=1e-5, rtol=1e-5)
+
+
+def flipped(layer: nn.Module, noise: Tensor, s: Tensor, t: Tensor) -> Tensor:
+    """noise * (t s^T), group by group."""
+    groups = getattr(layer, "groups", 1)
+    s, t = s.view(groups, -1), t.view(groups, -1)
+    outer = t.unsqueeze(2) * s.unsqueeze(1)  # (groups, outputs, inputs)
+    if isinstance(layer, nn.ConvTranspose1d):
+        outer = outer.mT
+    outer = outer.flatten(0, 1)
+    return noise * outer.view(*outer.shape, *(1,) * (noise.dim() - 2))
+
+
+def test_flipout_is_for_training_only_and_lowers_the_variance_of_the_gradient() -> None:
+    x, y = torch.randn(1, 5).expand(64, -1), torch.randint(0, 3, (64,))
+
+    def variance_of_gradients(flipout: bool) -> float:
+        torch.manual_seed(0)
+        model = build(Mlp(), std=0.3, flipout=flipout)
+        weight = model.layers[1].layer.weight
+        grads = [torch.autograd.grad(model.loss(x, y)["loss"], weight)[0] for _ in range(60)]
+        return torch.stack(grads).var(0).sum().item()
+
+    assert variance_of_gradients(True) < 0.5 * variance_of_gradients(False)
+    model = build(Mlp(), std=0.3, flipout=True)
+    members = lpbnn.predict(model, x).members
+    torch.testing.assert_close(members, members[:, :1].expand_as(members))
+
+
 def test_training_draws_once_and_evaluation_every_member() -> None:
     model, seen = build(Mlp()), []
     model.net[0].register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
@@ -145,9 +200,10 @@ def test_only_parameters_without_a_prior_have_weight_decay() -> None:
     assert type(model.net.head) is nn.Linear
 
 
+@pytest.mark.parametrize("flipout", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_every_parameter_learns_in_every_precision(dtype: torch.dtype) -> None:
-    model = build(ConvNet()).to(dtype)
+def test_every_parameter_learns_in_every_precision(flipout: bool, dtype: torch.dtype) -> None:
+    model = build(ConvNet(), flipout=flipout).to(dtype)
     terms = model.loss(torch.randn(3, 4, 9, 9, dtype=dtype), torch.tensor([0, 1, 2]))
     terms["nll"].backward()
     for name, parameter in model.named_parameters():
@@ -182,7 +238,7 @@ def test_training_finds_the_exact_posterior_of_a_linear_model() -> None:
     x = torch.randn(40, 1)
     y = 0.7 * x + torch.randn_like(x)
     precision = 1 / 0.5**2 + x.square().sum()
-    model = build(UnitVariance(), 40, task="regression", prior_std=0.5, std=0.05)
+    model = build(UnitVariance(), 40, task="regression", prior_std=0.5, std=0.05, flipout=True)
     optimizer = torch.optim.Adam(model.parameter_groups(lr=0.05), lr=0.05)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, 600)
     for _ in range(600):
@@ -207,9 +263,10 @@ def test_saves_copies_and_compiles(tmp_path: Path) -> None:
     other = build(ResNet())
     load_model(other, tmp_path / "model.safetensors")
     assert torch.equal(lpbnn.predict(other, x, seed=0).probs, expected)
-    model = build(Mlp())
-    compiled = torch.compile(model.loss, backend="aot_eager", fullgraph=True)
-    compiled(torch.randn(3, 5), torch.tensor([0, 1, 2]))["loss"].backward()
+    for flipout in (False, True):
+        model = build(Mlp(), flipout=flipout)
+        compiled = torch.compile(model.loss, backend="aot_eager", fullgraph=True)
+        compiled(torch.randn(3, 5), torch.tensor([0, 1, 2]))["loss"].backward()
 
 
 class Tied(nn.Sequential):
@@ -250,13 +307,14 @@ class Checkpointed(nn.Module):
         return self.last(checkpoint(block, x, use_reentrant=False) if self.enabled else block(x))
 
 
-def test_activation_checkpointing_recomputes_with_the_noise_of_its_own_pass() -> None:
+@pytest.mark.parametrize("flipout", [False, True])
+def test_activation_checkpointing_recomputes_with_the_noise_of_its_own_pass(flipout: bool) -> None:
     """Also with two losses before one backward pass."""
     x, y = torch.randn(6, 5), torch.randint(3, (6,))
     found = []
     for enabled in (False, True):
         torch.manual_seed(3)
-        model = build(Checkpointed(enabled), std=0.3)
+        model = build(Checkpointed(enabled), std=0.3, flipout=flipout)
         losses = [model.loss(x, y)["loss"], model.loss(x.flip(0), y)["loss"]]
         sum(losses).backward()
         found.append([p.grad for p in model.parameters()])

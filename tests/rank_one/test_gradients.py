@@ -22,6 +22,8 @@ from lpbnn.likelihoods import Categorical
         ("batchensemble", True, {}),
         ("meanfield", False, {"std": 0.3}),
         ("meanfield", True, {"std": 0.3}),
+        ("meanfield", False, {"std": 0.3, "flipout": True}),
+        ("meanfield", True, {"std": 0.3, "flipout": True}),
     ],
 )
 def test_checkpointed_blocks_compute_the_same_network_again(

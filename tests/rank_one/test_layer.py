@@ -264,7 +264,7 @@ def test_a_compiled_loss_takes_any_batch_and_gives_the_same_gradients(method: st
 def test_a_copy_has_its_own_layers_and_an_undone_network_has_none() -> None:
     """For a compiler, too."""
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
-    model = lpbnn.build(net, "batchensemble", members=2)
+    model = lpbnn.build(net, "batchensemble", members=2, batch_norm="member")
     twin = copy.deepcopy(model)
     x, y = torch.randn(6, 4), torch.zeros(6, dtype=torch.int64)
     for one in (model, twin):

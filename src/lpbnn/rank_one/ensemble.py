@@ -3,13 +3,13 @@
 import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from lpbnn.convert.checks import Filter, widths
-from lpbnn.convert.convert import convert
+from lpbnn.convert.convert import convert, replace_modules
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.members.rows import BatchMode
@@ -24,7 +24,10 @@ from lpbnn.rank_one.factors import (
     SampledFactors,
 )
 from lpbnn.rank_one.layer import RankOneLayer, with_biases
+from lpbnn.rank_one.norms import BATCH_NORMS, MemberNorm
 from lpbnn.rank_one.unshared import MemberLinear
+
+BatchNormMode = Literal["shared", "member"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +36,7 @@ class RankOneConfig(Options):
 
     members: Count = 4  # J, the number of members
     batch_mode: BatchMode = "split"  # in training: "split" the batch among members, or "repeat" it
+    batch_norm: BatchNormMode = "shared"  # or one for each "member"
     init_std: NonNegative = 0.5  # standard deviation of the initial r and s around 1
     init: Init = "normal"  # how r and s start; "signs": random +-1
     first_init: Init | None = None  # init of the first layer alone; None: as the others
@@ -85,7 +89,8 @@ class RankOneEnsemble(MemberEnsemble):
     the network, score the rows by the likelihood, and add the method's penalties.
 
     In training, ``batch_mode`` "split" gives every member a slice of the batch (the price of one network),
-    and "repeat" gives every member all of it (J times the compute). The members share batch norms.
+    and "repeat" gives every member all of it (J times the compute). A "shared" batch norm sees the
+    statistics of all members.
 
     Args:
         net: the converted network.
@@ -108,6 +113,9 @@ class RankOneEnsemble(MemberEnsemble):
         self.config = config
         self.batch_mode: BatchMode = config.batch_mode
         self.fast_lr = config.fast_lr
+        if config.batch_norm == "member":
+            self._split_batch_norms()
+            self.refresh()  # the norms need the slot
         weight: Any = self.layers[0].layer.weight
         self.register_buffer("noise_scale", torch.ones((), device=weight.device))
 
@@ -129,6 +137,19 @@ class RankOneEnsemble(MemberEnsemble):
                 f"the layers have {sorted(counts)} members; one ensemble has one number."
             )
         self.members = counts.pop()
+
+    def _split_batch_norms(self) -> None:
+        """Give every member its own batch norm, wherever the batch may be expanded."""
+        made = {
+            id(module): MemberNorm(module, self.config.members, path)
+            for point in self.expand_at
+            for path, module in self.net.get_submodule(point).named_modules(prefix=point)
+            if type(module) in BATCH_NORMS
+        }
+        replace_modules(self.net, made)
+        # Points inside of the present ones would leave a member's norm in front of the expanded batch.
+        safe = self.expand_at
+        self.expansion_choices = [safe] if safe == [""] else [safe, [""]]
 
     def posterior(self) -> FactorPosterior:
         """Return the posterior of the factors of all layers."""

@@ -49,12 +49,18 @@ class MemberWeights(NamedTuple):
 
 
 class SampledFactors:
-    """The sampled factors of every converted layer, in the network's order, and the unshared layers."""
+    """The sampled factors of every converted layer, in the network's order, and the unshared layers.
+
+    ``first`` is the number of the first member, counted through all draws.
+    """
 
     def __init__(
-        self, layers: Sequence[LayerFactors], unshared: Sequence[MemberWeights] = ()
+        self,
+        layers: Sequence[LayerFactors],
+        unshared: Sequence[MemberWeights] = (),
+        first: int = 0,
     ) -> None:
-        self.layers, self.unshared = layers, unshared
+        self.layers, self.unshared, self.first = layers, unshared, first
         self.count = layers[0].s.shape[0]  # members
 
     @property
@@ -76,6 +82,7 @@ class SampledFactors:
                 MemberWeights(own.weight[part], None if own.bias is None else own.bias[part])
                 for own in self.unshared
             ],
+            self.first + start,
         )
 
 
