@@ -266,3 +266,13 @@ def test_a_frozen_model_knows_what_was_found_for_its_model(check: bool) -> None:
     assert bool(frozen.checks) == check
     assert frozen.checks is not model.checks
     assert frozen.check_first_batch == check
+
+
+def test_a_frozen_model_has_no_further_draws_and_no_noise_to_scale() -> None:
+    frozen, x = lpbnn.freeze(build("Mlp"), samples=2), inputs("Mlp")
+    once, often = (lpbnn.predict(frozen, x, samples=n, keep_members=True) for n in (1, 3))
+    assert torch.equal(once.members, often.members)
+    assert len(once.members) == frozen.members
+    with pytest.raises(TypeError, match="has no noise to scale"):
+        frozen.set_noise_scale(0.5)
+    assert torch.equal(lpbnn.freeze(frozen, samples=3)(x), frozen(x))

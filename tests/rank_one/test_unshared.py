@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from networks import ConvNet, Mlp, ordinary
 from torch import nn
 
@@ -139,3 +140,16 @@ def test_a_layer_that_cannot_be_each_members_own_is_named(
 def test_rows_that_are_not_the_members_are_refused() -> None:
     with pytest.raises(ValueError, match=r"'head' got 4 rows for 3 members"):
         MemberLinear(nn.Linear(2, 2), 3, "head")(torch.zeros(4, 2))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3)], ids=str)
+def test_dimensions_between_batch_and_features_are_kept(shape: tuple[int, ...], bias: bool) -> None:
+    layer = MemberLinear(nn.Linear(4, 6, bias=bias), members=3)
+    x = torch.randn(2 * 3, *shape, 4)
+    found = layer(x)
+    assert found.shape == (6, *shape, 6)
+    for j in range(3):
+        own = None if layer.member_bias is None else layer.member_bias[j]
+        expected = F.linear(x[2 * j : 2 * j + 2], layer.member_weight[j], own)
+        torch.testing.assert_close(found[2 * j : 2 * j + 2], expected)
