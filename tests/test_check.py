@@ -349,6 +349,18 @@ def test_a_model_of_a_methods_own_build_is_compared_too(method: str) -> None:
         model(*pair())
 
 
+@pytest.mark.parametrize("chunk", [None, 6])
+@pytest.mark.parametrize("method", BATCHED_METHODS)
+def test_the_draws_of_the_first_prediction_are_those_of_the_next(
+    method: str, chunk: int | None
+) -> None:
+    model, x = build(nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)), method), pair()[0]
+    options = {"samples": 3, "seed": 0, "chunk": chunk, "keep_members": True}
+    first, state = lpbnn.predict(model, x, **options), torch.get_rng_state()
+    torch.testing.assert_close(first.members, lpbnn.predict(model, x, **options).members)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_without_a_check_nothing_is_compared() -> None:
     net = nn.Sequential(nn.Linear(5, 6), Counting(), nn.Linear(6, 3))
     model = build(net, check=False)
