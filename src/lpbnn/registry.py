@@ -31,14 +31,20 @@ def modules(package: str) -> list[str]:
     return sorted(name for name in found if not name.startswith("_"))
 
 
-def entries(package: str, table: str) -> dict[str, Any]:
+def entries(package: str, table: str, mentioning: str = "") -> dict[str, Any]:
     """Return all entries of the tables ``{name: Entry(...)}`` in the modules of a package.
+
+    Args:
+        mentioning: import only modules in whose file this is a string.
 
     >>> entries("lpbnn.data", "SETS")["cubic"].description[:11]
     'y = x^3 + n'
     """
     found: dict[str, Any] = {}
     for name in modules(package):
+        file = Path(str(source.find(f"{package}.{name}").origin))
+        if mentioning and file.is_file() and f'"{mentioning}"' not in file.read_text("utf-8"):
+            continue
         own = getattr(importlib.import_module(f"{package}.{name}"), table, {})
         if twice := found.keys() & own.keys():
             raise ValueError(

@@ -99,14 +99,15 @@ def load(name: str) -> Entry:
     """
     if registry.is_outside(name):
         return registry.find(name, "NETS", Entry)
-    known = entries()
-    if name in known:
-        return known[name]
+    for mentioning in (name, ""):  # the file that declares it, as a rule
+        known = registry.entries(__name__, "NETS", mentioning)
+        if name in known:
+            return known[name]
     for module in registry.modules(__name__):
         parse = getattr(sys.modules[f"{__name__}.{module}"], "parse", None)
         if parse is not None and (entry := parse(name)) is not None:
             return entry
-    raise registry.unknown("backbone", name, [*known, "wrn-D-K"])
+    raise registry.unknown("backbone", name, [*entries(), "wrn-D-K"])
 
 
 def build(name: str, num_classes: int, in_channels: int = 3, **options: Any) -> nn.Module:

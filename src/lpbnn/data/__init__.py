@@ -311,7 +311,8 @@ def entry(name: str) -> Entry:
     """The entry of a data set; an unknown name is answered with the nearest one."""
     if registry.is_outside(name):
         return registry.find(name, "SETS", Entry)
-    known = entries()
-    if name not in known:
-        raise registry.unknown("data set", name, known)
-    return known[name]
+    for mentioning in (name, ""):  # the file that declares it, as a rule
+        known = registry.entries(__name__, "SETS", mentioning)
+        if name in known:
+            return known[name]
+    raise registry.unknown("data set", name, entries())
