@@ -696,3 +696,10 @@ def test_an_interval_has_the_total_variance() -> None:
     assert (p.epistemic > 0).all()
     low, high = p.interval(0.95)
     torch.testing.assert_close((high - low) / 2, 1.959964 * (p.aleatoric + p.epistemic).sqrt())
+
+
+def test_the_confidence_of_several_labels_is_the_probability_that_each_is_right() -> None:
+    model = lpbnn.build(nn.Linear(4, 5), "ensemble", task="multilabel")
+    p = lpbnn.predict(model, torch.randn(6, 4))
+    assert torch.equal(p.labels, p.probs > 0.5)
+    torch.testing.assert_close(p.confidence, p.probs.where(p.labels, 1 - p.probs))

@@ -1,5 +1,7 @@
 """Properties of every method; a new method file is tested without being named here."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -138,3 +140,37 @@ def test_a_batch_that_can_be_seen_to_be_wrong_is_refused_before_the_network_runs
     with pytest.raises(TypeError, match="targets"):
         model.loss(torch.randn(6, 4), [0, 1, 2, 0, 1, 2])
     assert not calls
+
+
+class TwoInputs(nn.Module):
+    """The second input is optional, so that a call that loses it does not fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor | None = None) -> torch.Tensor:
+        return self.head(torch.tanh(self.body(a if b is None else a + b)))
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("method", methods.names())
+def test_inputs_by_position_and_by_name_have_one_loss_and_one_output(
+    method: str, training: bool
+) -> None:
+    model = lpbnn.build(TwoInputs(), method, num_data=10).double().train(training)
+    a, b, y = torch.randn(6, 4).double(), torch.randn(6, 4).double(), torch.arange(6) % 3
+
+    def both(x: Any, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        torch.manual_seed(0)
+        loss = model.loss(x, y)["loss"].detach()
+        torch.manual_seed(0)
+        return loss, model(*args, **kwargs).detach()
+
+    both((a, b), a, b)  # the comparisons of the first batch are over
+    both({"a": a, "b": b}, a=a, b=b)
+    expected = both((a, b), a, b)
+    for found in (both({"a": a, "b": b}, a=a, b=b), both([a, b], a, b=b)):
+        torch.testing.assert_close(found, expected)
+    for found, whole in zip(both(a, a), expected, strict=True):
+        assert not torch.allclose(found, whole)

@@ -300,3 +300,35 @@ def test_processes_give_the_number_of_one_update(case: Case, cut: int) -> None:
     for thread in threads:
         thread.join()
     assert results[0] == results[1] == pytest.approx(one_update(case))
+
+
+PROBS, LABELS = torch.randn(9, 3).softmax(1), torch.arange(9) % 3
+MEANS, VARIANCES, NUMBERS = torch.randn(2, 9), torch.rand(2, 9) + 0.1, torch.randn(9)
+FUNCTIONS: dict[str, tuple[Tensor, ...]] = {
+    "accuracy": (PROBS, LABELS),
+    "nll": (PROBS, LABELS),
+    "brier": (PROBS, LABELS),
+    "ece": (PROBS, LABELS),
+    "adaptive_ece": (PROBS, LABELS),
+    "classwise_ece": (PROBS, LABELS),
+    "auroc": (NUMBERS, LABELS == 0),
+    "aupr": (NUMBERS, LABELS == 0),
+    "fpr95": (NUMBERS, LABELS == 0),
+    "aurc": (NUMBERS, VARIANCES[0]),
+    "augrc": (NUMBERS, VARIANCES[0]),
+    "crps": (MEANS, VARIANCES, NUMBERS),
+    "rmse": (MEANS, NUMBERS),
+    "coverage": (MEANS, VARIANCES, NUMBERS),
+    "quantile_error": (MEANS, VARIANCES, NUMBERS),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_takes_tensors_that_learn_and_tensors_of_double_precision(name: str) -> None:
+    function, inputs = getattr(metrics, name), FUNCTIONS[name]
+    expected = function(*inputs)
+    tracked = [x.clone().requires_grad_() if x.is_floating_point() else x for x in inputs]
+    assert isinstance(expected, float)
+    assert function(*tracked) == expected
+    double = [x.double() if x.is_floating_point() else x for x in inputs]
+    assert function(*double) == pytest.approx(expected, rel=1e-5)
