@@ -200,3 +200,8 @@ def test_pooled_scores_that_are_not_valid_do_not_count() -> None:
     alone.update(scores[valid], is_ood[valid])
     assert torch.equal(masked.histogram, alone.histogram)
     assert masked.compute() == alone.compute()
+
+
+def test_numbers_below_float32_have_their_place_next_to_zero() -> None:
+    scores = torch.tensor([-1.0, -1e-30, -1e-60, 0.0, 1e-60, 1e-30, 1.0], dtype=torch.float64)
+    assert (bin_of(scores).diff() > 0).all()
