@@ -362,8 +362,8 @@ def build_member(plain: nn.Module, model: MemberEnsemble, sampled: Any, member: 
             weight = getattr(layer, place.weight).clone()
             weight[place.rows] *= weight_scale(layer, r, s)
             setattr(layer, place.weight, nn.Parameter(weight))
-        if factors.bias is not None:
-            getattr(layer, place.bias)[place.rows] = factors.bias[member]
+        if converted.member_bias is not None:
+            getattr(layer, place.bias)[place.rows] = converted.member_bias[member]
     return net
 
 

@@ -178,8 +178,8 @@ def ordinary(model: RankOneEnsemble, sampled: SampledFactors, member: int) -> nn
     for layer, factors in zip(converted, sampled.layers, strict=True):
         inner = layer.layer
         inner.weight = nn.Parameter(restate_weight(inner, factors.r[member], factors.s[member]))
-        if factors.bias is not None:
-            inner.bias = nn.Parameter(factors.bias[member].detach().clone())
+        if layer.member_bias is not None:
+            inner.bias = nn.Parameter(sampled.select(layer.member_bias)[member].detach().clone())
         plain[id(layer)] = inner
     for parent in list(net.modules()):
         parent._forward_pre_hooks.clear()

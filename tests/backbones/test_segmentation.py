@@ -198,8 +198,8 @@ def ordinary(model: RankOneEnsemble, sampled: SampledFactors, member: int) -> nn
             shape = (layer.in_channels, layer.out_channels, layer.kernel_size, 1)
             plain = nn.Conv2d(*shape, *geometry).double()
         plain.weight = nn.Parameter(restate_weight(layer, factors.r[member], factors.s[member]))
-        if factors.bias is not None:
-            plain.bias = nn.Parameter(factors.bias[member].detach().clone())
+        if wrapper.member_bias is not None:
+            plain.bias = nn.Parameter(wrapper.member_bias[member].detach().clone())
         parent, _, name = path.rpartition(".")
         setattr(net.get_submodule(parent), name, plain)
     for module in net.modules():

@@ -125,12 +125,13 @@ def member_network(net: nn.Module, model: RankOneEnsemble, sampled: Any, member:
         with torch.no_grad():
             if isinstance(owner, nn.RNNBase):
                 getattr(owner, f"weight_{name}").copy_(weight)
-                if factors.bias is not None:
-                    getattr(owner, f"bias_{name}").copy_(factors.bias[member])
+                if layer.member_bias is not None:
+                    getattr(owner, f"bias_{name}").copy_(layer.member_bias[member])
             else:
                 target = own.get_submodule(layer.path)
                 target.weight.copy_(weight)
-                target.bias.copy_(factors.bias[member])
+                assert layer.member_bias is not None
+                target.bias.copy_(layer.member_bias[member])
     return own
 
 

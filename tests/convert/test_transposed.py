@@ -46,11 +46,11 @@ def test_members_equal_separately_built_networks() -> None:
         for j in range(3):
             net = copy.deepcopy(plain)
             layers = (net.first, net.second, net.head)
-            for layer, factors in zip(layers, sampled.layers, strict=True):
+            for layer, factors, own in zip(layers, sampled.layers, model.layers, strict=True):
                 r, s = factors.r[j], factors.s[j]
                 transposed = isinstance(layer, Conv1D)
                 layer.weight.mul_(torch.outer(r, s) if transposed else torch.outer(s, r))
-                layer.bias.copy_(factors.bias[j])
+                layer.bias.copy_(own.member_bias[j])
             torch.testing.assert_close(rows[j], net(x))
 
 

@@ -145,8 +145,7 @@ def test_the_members_of_a_check_have_biases_of_their_own() -> None:
     assert layer.member_bias is not None
     nn.init.normal_(layer.member_bias)
     for count in (2, 3, 5):
-        bias = model.probe(count).layers[0].bias
-        assert bias is not None
+        bias = model.probe(count).select(layer.member_bias)
         expected = torch.stack([layer.member_bias[i % 3] for i in range(count)])
         assert torch.equal(bias, expected)
 

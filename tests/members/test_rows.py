@@ -118,7 +118,7 @@ def test_parameters_among_the_inputs_are_not_copied() -> None:
 
 def test_a_part_of_a_pass_counts_its_members_from_the_first_of_all() -> None:
     """By that number a member finds its own batch norm."""
-    factors = LayerFactors(torch.zeros(4, 2), torch.zeros(4, 2), None)
+    factors = LayerFactors(torch.zeros(4, 2), torch.zeros(4, 2))
     part = MemberPass(SampledFactors([factors], first=6), batch=5).take(2, 1)
     assert (part.sampled.first, part.count) == (8, 1)
 

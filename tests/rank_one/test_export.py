@@ -12,7 +12,7 @@ from torch import nn
 from torch.export import Dim
 
 import lpbnn
-from lpbnn.rank_one.layer import member_weights, with_biases
+from lpbnn.rank_one.layer import member_weights
 
 KINDS = {"Mlp": Mlp, "ConvNet": ConvNet, "ResNet": ResNet, "Vit": Vit}
 PARTIAL = {"include": ["stage2", "head"]}
@@ -60,10 +60,9 @@ def test_freezing_a_partial_conversion_keeps_its_expansion_points() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_mean_network_carries_the_mean_weight(kind: str) -> None:
     model = build(kind).double()
-    means = with_biases(model.layers, model.posterior().mean())
     expected = {
         layer.path: member_weights(layer.layer, mean).mean(0)
-        for layer, mean in zip(model.layers, means.layers, strict=True)
+        for layer, mean in zip(model.layers, model.posterior().mean(), strict=True)
     }
     if kind == "Vit":  # attention is packed again
         expected = {path: w for path, w in expected.items() if "self_attn" not in path}

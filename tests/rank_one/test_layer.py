@@ -82,11 +82,11 @@ def test_each_member_is_the_layer_with_its_weight(kind: str) -> None:
         rows = x[2 * j : 2 * j + 2]
         plain = copy.deepcopy(layer.layer)
         plain.weight = nn.Parameter(restate_weight(plain, factors.r[j], factors.s[j]))
-        if factors.bias is not None:
-            plain.bias = nn.Parameter(factors.bias[j])
+        if layer.member_bias is not None:
+            plain.bias = nn.Parameter(layer.member_bias[j])
         torch.testing.assert_close(together[2 * j : 2 * j + 2], plain(rows))
-        one = LayerFactors(*(None if f is None else f[j : j + 1] for f in factors))
-        torch.testing.assert_close(layer.run_member(rows, one), plain(rows))
+        with layer.slot.use(MemberPass(sample_layers([layer]).take(j, 1), batch=2)):
+            torch.testing.assert_close(layer(rows), plain(rows))
 
 
 @pytest.mark.parametrize("kind", LAYERS)
@@ -183,11 +183,10 @@ def test_output_size_of_a_transposed_convolution() -> None:
     layer = nn.ConvTranspose2d(4, 6, 3, stride=2)
     fast = RankOneLayer(layer, PointFactors(2, 4, 6))
     x = torch.randn(4, 4, 5, 5)
-    factors = sample(fast)
     together = fast(x, output_size=[12, 12])
     assert together.shape[2:] == (12, 12)
-    one = LayerFactors(factors.r[:1], factors.s[:1], factors.bias[:1])
-    alone = fast.run_member(x[:2], one, output_size=[12, 12])
+    with fast.slot.use(MemberPass(sample_layers([fast]).take(0, 1), batch=2)):
+        alone = fast(x[:2], output_size=[12, 12])
     torch.testing.assert_close(alone, together[:2])
 
 
@@ -196,7 +195,9 @@ def test_a_parametrised_layer_keeps_its_parametrisation() -> None:
     fast = RankOneLayer(layer, PointFactors(2, 4, 6))
     draw = sample(fast)
     x = torch.randn(4, 4)
-    expected = draw.s[0] * nn.functional.linear(draw.r[0] * x[:2], layer.weight) + draw.bias[0]
+    expected = draw.s[0] * nn.functional.linear(draw.r[0] * x[:2], layer.weight)
+    assert fast.member_bias is not None
+    expected = expected + fast.member_bias[0]
     torch.testing.assert_close(fast(x)[:2], expected)
 
 

@@ -27,8 +27,8 @@ def alone(model: lpbnn.UncertainModel, member: int) -> nn.Module:
             elif isinstance(child, RankOneLayer):
                 own = sample_layers([child]).take(member, 1).layers[0]
                 child.factors = FixedFactors(own.r.detach(), own.s.detach())
-                if own.bias is not None:
-                    child.member_bias = nn.Parameter(own.bias)
+                if child.member_bias is not None:
+                    child.member_bias = nn.Parameter(child.member_bias[member : member + 1])
     return net
 
 

@@ -20,10 +20,9 @@ from lpbnn.rank_one.factors import (
     Factors,
     Init,
     LayerFactors,
-    Pair,
     SampledFactors,
 )
-from lpbnn.rank_one.layer import RankOneLayer, with_biases
+from lpbnn.rank_one.layer import RankOneLayer
 from lpbnn.rank_one.norms import BATCH_NORMS, MemberNorm
 from lpbnn.rank_one.unshared import MemberLinear
 
@@ -100,7 +99,6 @@ class RankOneEnsemble(MemberEnsemble):
 
     member_layer = Wrapper
     layers: list[RankOneLayer]
-    unshared: list[MemberLinear]
     noise_scale: Tensor  # multiplies the posterior's standard deviation in every sample
 
     def __init__(
@@ -125,12 +123,12 @@ class RankOneEnsemble(MemberEnsemble):
         for module in self.net.modules():
             if getattr(module, "expand_in_layers", False):
                 expanding.update(module.modules())
-        found: list[Any] = self.layers
+        found: list[Any] = self.layers  # those that are not shared among them
+        for layer in found:
+            layer.expands_batch = layer in expanding
         self.layers = [layer for layer in found if isinstance(layer, RankOneLayer)]
-        self.unshared = [layer for layer in found if isinstance(layer, MemberLinear)]
-        for layers in (self.layers, self.unshared):
-            for index, layer in enumerate(layers):
-                layer.index, layer.expands_batch = index, layer in expanding
+        for index, layer in enumerate(self.layers):
+            layer.index = index
         counts = {layer.factors.members for layer in self.layers}
         if len(counts) != 1:
             raise ValueError(
@@ -160,13 +158,7 @@ class RankOneEnsemble(MemberEnsemble):
 
     def sample(self, samples: int = 1) -> SampledFactors:
         """Sample the factors of every layer for ``samples`` draws of every member."""
-        return self._with_weights(self.posterior().sample(samples, self.noise_scale))
-
-    def _with_weights(self, pairs: list[Pair]) -> SampledFactors:
-        """Return sampled (r, s) of every layer, with the biases and the unshared layers of their members."""
-        layers = with_biases(self.layers, pairs).layers
-        count = len(layers[0].s)
-        return SampledFactors(layers, [layer.repeat(count) for layer in self.unshared])
+        return SampledFactors(self.posterior().sample(samples, self.noise_scale))
 
     def probe(self, count: int) -> SampledFactors:
         generator, factors = torch.Generator().manual_seed(0), []
@@ -176,16 +168,13 @@ class RankOneEnsemble(MemberEnsemble):
                 (0.75 + 0.5 * torch.rand(count, width, generator=generator)).to(weight)
                 for width in (layer.factors.inputs, layer.factors.outputs)
             )
-            bias = layer.member_bias
-            if bias is not None:  # fewer members than asked for: from the first again
-                bias = bias[[i % len(bias) for i in range(count)]]
-            factors.append(LayerFactors(r, s, bias))
-        return SampledFactors(factors, [layer.repeat(count) for layer in self.unshared])
+            factors.append(LayerFactors(r, s))
+        return SampledFactors(factors)
 
     def loss(self, x: Any, y: Any, weight: Tensor | None = None) -> Terms:
         training = self.training_call(x, y, weight, self.batch_mode)
         posterior = self.posterior()
-        sampled = self._with_weights(posterior.sample(1, self.noise_scale, training.rows))
+        sampled = SampledFactors(posterior.sample(1, self.noise_scale, training.rows))
         outputs = self.run(sampled, training.call, training.mode)
         terms = self.likelihood.nll_terms(outputs, training.targets, training.weights)
         for name, term in self.penalties(posterior).items():

@@ -16,7 +16,7 @@ from lpbnn.model import Readout, UncertainModel, at_least_one
 from lpbnn.predict import unwrap
 from lpbnn.rank_one.ensemble import RankOneConfig, RankOneEnsemble
 from lpbnn.rank_one.factors import FixedFactors
-from lpbnn.rank_one.layer import RankOneLayer, member_weights, with_biases
+from lpbnn.rank_one.layer import RankOneLayer, member_weights
 
 
 class CalibratedReadout(nn.Module):
@@ -76,8 +76,8 @@ def freeze(model: nn.Module, *, samples: int = 1, seed: int = 0) -> FrozenEnsemb
     layers = [module for module in net.modules() if isinstance(module, RankOneLayer)]
     for layer, factors in zip(layers, sampled.layers, strict=True):
         layer.factors = FixedFactors(factors.r.detach().clone(), factors.s.detach().clone())
-        if factors.bias is not None:
-            layer.member_bias = nn.Parameter(factors.bias.detach().clone())
+        if layer.member_bias is not None:
+            layer.member_bias = nn.Parameter(sampled.select(layer.member_bias).detach().clone())
     likelihood = copy.deepcopy(ensemble.likelihood)
     readout, scalings = ensemble.readout, take_scalings(likelihood)
     if scalings:
@@ -112,8 +112,7 @@ def mean_network(model: nn.Module) -> nn.Module:
     net = _copy(ensemble.net)
     layers = [module for module in net.modules() if isinstance(module, RankOneLayer)]
     with torch.no_grad():
-        means = with_biases(ensemble.layers, ensemble.posterior().mean())
-        for layer, mean in zip(layers, means.layers, strict=True):
+        for layer, mean in zip(layers, ensemble.posterior().mean(), strict=True):
             if not layer.is_standard:
                 raise ValueError(
                     f"{layer.path!r} computes its weight itself (parametrised, or of a type of its "

@@ -27,40 +27,28 @@ from lpbnn.likelihoods import at_least_float32
 from lpbnn.members.rows import expand_batch
 
 Init = Literal["normal", "signs"]
-Pair = tuple[Tensor, Tensor]  # r and s of one layer
 
 
 class LayerFactors(NamedTuple):
-    """The sampled factors of one layer for M members: r (M, m), s (M, p), bias (M, p) or None.
+    """The factors of one layer for M members: r (M, m) and s (M, p).
 
     In compiled training r has one copy per row, (rows, m), rows member-major.
     """
 
     r: Tensor
     s: Tensor
-    bias: Tensor | None
-
-
-class MemberWeights(NamedTuple):
-    """An unshared linear layer of M members: weight (M, p, m), bias (M, p) or None."""
-
-    weight: Tensor
-    bias: Tensor | None
 
 
 class SampledFactors:
-    """The sampled factors of every converted layer, in the network's order, and the unshared layers.
+    """The sampled factors of every converted layer, in the network's order.
 
-    ``first`` is the number of the first member, counted through all draws.
+    Args:
+        layers: of each layer.
+        first: the number of the first of these members, counted through all samples.
     """
 
-    def __init__(
-        self,
-        layers: Sequence[LayerFactors],
-        unshared: Sequence[MemberWeights] = (),
-        first: int = 0,
-    ) -> None:
-        self.layers, self.unshared, self.first = layers, unshared, first
+    def __init__(self, layers: Sequence[LayerFactors], first: int = 0) -> None:
+        self.layers, self.first = layers, first
         self.count = layers[0].s.shape[0]  # members
 
     @property
@@ -73,17 +61,25 @@ class SampledFactors:
         if start == 0 and count >= self.count:
             return self
         part = slice(start, start + count)
-        return SampledFactors(
-            [
-                LayerFactors(f.r[part], f.s[part], None if f.bias is None else f.bias[part])
-                for f in self.layers
-            ],
-            [
-                MemberWeights(own.weight[part], None if own.bias is None else own.bias[part])
-                for own in self.unshared
-            ],
-            self.first + start,
-        )
+        layers = [LayerFactors(r[part], s[part]) for r, s in self.layers]
+        return SampledFactors(layers, self.first + start)
+
+    def select(self, parameter: Tensor) -> Tensor:
+        """Return what these members have of a parameter (J, ...) with an entry per member, (M, ...).
+
+        All samples of a member share its entry.
+
+        Example:
+            >>> two_samples = LayerFactors(torch.ones(6, 4), torch.ones(6, 2))  # of three members
+            >>> SampledFactors([two_samples]).take(2, 3).select(torch.tensor([10, 20, 30]))
+            tensor([30, 10, 20])
+        """
+        members = len(parameter)
+        start = self.first % members
+        end = start + self.count
+        if (start, end) == (0, members):
+            return parameter
+        return expand_batch(parameter, -(-end // members))[start:end]
 
 
 class FactorPosterior:
@@ -94,7 +90,7 @@ class FactorPosterior:
 
     def sample(
         self, samples: int = 1, noise_scale: Tensor | None = None, rows: int | None = None
-    ) -> list[Pair]:
+    ) -> list[LayerFactors]:
         """Sample r (samples * J, m) and s (samples * J, p) of every layer, sample-major.
 
         Args:
@@ -103,11 +99,13 @@ class FactorPosterior:
             rows: of each member in the pass of a loss; None if there is no loss. In a compiled loss r may
                 have one copy for each of them.
         """
-        return [(expand_batch(r, samples), expand_batch(s, samples)) for r, s in self.mean()]
+        return [
+            LayerFactors(expand_batch(r, samples), expand_batch(s, samples)) for r, s in self.mean()
+        ]
 
-    def mean(self) -> list[Pair]:
+    def mean(self) -> list[LayerFactors]:
         """Return the mean of r (J, m) and of s (J, p) of every layer."""
-        return [(layer.r, layer.s) for layer in self.layers]
+        return [LayerFactors(layer.r, layer.s) for layer in self.layers]
 
 
 class Factors(nn.Module):
@@ -167,8 +165,8 @@ class GaussianPosterior(FactorPosterior):
 
     def sample(
         self, samples: int = 1, noise_scale: Tensor | None = None, rows: int | None = None
-    ) -> list[Pair]:
-        sampled: dict[int, Pair] = {}
+    ) -> list[LayerFactors]:
+        sampled: dict[int, LayerFactors] = {}
         shape = ("members", "inputs", "outputs", "r_mean.device", "r_mean.dtype")
         for group in group_layers(self.layers, *shape):
             same = [self.layers[i] for i in group]
@@ -184,11 +182,11 @@ class GaussianPosterior(FactorPosterior):
                     ).flatten(1, 2)
                     for side in "rs"
                 )
-            sampled.update(zip(group, zip(r, s, strict=True), strict=True))
+            sampled.update(zip(group, map(LayerFactors, r, s), strict=True))
         return [sampled[i] for i in range(len(self.layers))]
 
-    def mean(self) -> list[Pair]:
-        return [(layer.r_mean, layer.s_mean) for layer in self.layers]
+    def mean(self) -> list[LayerFactors]:
+        return [LayerFactors(layer.r_mean, layer.s_mean) for layer in self.layers]
 
     def kl(self) -> Tensor:
         """Return the KL divergence to the prior, summed over the layers."""

@@ -115,28 +115,31 @@ class RankOneLayer(Wrapper):
         state: MemberPass | None = self.slot.get()
         sampled = sample_layers([self]) if state is None else state.sampled
         factors = sampled.layers[0 if state is None else self.index]
-        layer, members = self.layer, len(factors.s)
+        bias = None if self.member_bias is None else sampled.select(self.member_bias)
+        layer, members = self.layer, sampled.count
         if members == 1:
-            return self.run_member(input, factors, *args, **kwargs)
+            return self.run_member(input, factors, bias, *args, **kwargs)
         known = not args and not kwargs and self.is_standard  # _apply knows the operation
         if self.expands_batch and state is not None and input.shape[0] * members == state.rows:
             if known and is_one_product(layer, factors.r, factors.s):
-                return run_all_members(layer, input, member_weights(layer, factors), factors.bias)
+                return run_all_members(layer, input, member_weights(layer, factors), bias)
             input = expand_batch(input, members)
         if input.shape[0] % members or (state is not None and input.shape[0] % state.rows):
             raise ValueError(self._describe_rows(input.shape[0], members, state))
         if known and prefers_member_weights(layer, input, factors.r, factors.s):
-            return self._use_member_weights(input, factors)
+            return self._use_member_weights(input, factors, bias)
         if known and (how := fast_geometry(layer, input)) is not None:
             y = member_convolution(input, layer.weight, factors.r, factors.s, how)  # type: ignore[arg-type]
-            return y if factors.bias is None else shift_rows(y, factors.bias)
+            return y if bias is None else shift_rows(y, bias)
         linear = isinstance(layer, nn.Linear)
         y = layer(scale_rows(input, factors.r, linear), *args, **kwargs)
-        return scale_rows(y, factors.s, linear, factors.bias)
+        return scale_rows(y, factors.s, linear, bias)
 
-    def run_member(self, x: Tensor, factors: LayerFactors, *args: Any, **kwargs: Any) -> Tensor:
+    def run_member(
+        self, x: Tensor, factors: LayerFactors, bias: Tensor | None, *args: Any, **kwargs: Any
+    ) -> Tensor:
         """Return the output of one member for inputs of any shape: the reference."""
-        layer, bias = self.layer, factors.bias
+        layer = self.layer
         if self.is_standard and not args and not kwargs:
             weight = member_weights(layer, factors)[0]
             return _apply(layer, x, weight, None if bias is None else bias[0])
@@ -161,8 +164,8 @@ class RankOneLayer(Wrapper):
             f"out with exclude={name!r}, or put the batch first."
         )
 
-    def _use_member_weights(self, x: Tensor, factors: LayerFactors) -> Tensor:
-        layer, bias = self.layer, factors.bias
+    def _use_member_weights(self, x: Tensor, factors: LayerFactors, bias: Tensor | None) -> Tensor:
+        layer = self.layer
         weights = member_weights(layer, factors)
         members = len(weights)
         if isinstance(layer, nn.Linear):
@@ -180,18 +183,7 @@ class RankOneLayer(Wrapper):
 def sample_layers(layers: list[RankOneLayer], samples: int = 1) -> SampledFactors:
     """Sample the factors of layers that belong to no model's pass."""
     posterior = type(layers[0].factors).posterior([layer.factors for layer in layers])
-    return with_biases(layers, posterior.sample(samples))
-
-
-def with_biases(layers: list[RankOneLayer], pairs: list[tuple[Tensor, Tensor]]) -> SampledFactors:
-    """Return sampled (r, s) of every layer, with the biases of its members beside them."""
-    factors = []
-    for layer, (r, s) in zip(layers, pairs, strict=True):
-        bias = layer.member_bias
-        if bias is not None:
-            bias = expand_batch(bias, s.shape[0] // bias.shape[0])  # to all samples
-        factors.append(LayerFactors(r, s, bias))
-    return SampledFactors(factors)
+    return SampledFactors(posterior.sample(samples))
 
 
 def member_weights(layer: nn.Module, factors: LayerFactors) -> Tensor:

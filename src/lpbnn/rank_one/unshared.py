@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from lpbnn.convert.wrapper import Wrapper, mean_of_copies
 from lpbnn.members.passes import MemberPass, PassSlot
 from lpbnn.members.rows import expand_batch, gather
-from lpbnn.rank_one.factors import MemberWeights
 
 
 class MemberLinear(Wrapper):
@@ -46,24 +45,20 @@ class MemberLinear(Wrapper):
         if layer.bias is not None:
             self.member_bias = _stack([own.bias for own in new], layer.bias)
         layer.requires_grad_(False)  # it only keeps its place for undo
-        self.slot, self.index = PassSlot(), 0  # the model replaces both
+        self.slot = PassSlot()  # the model replaces it
         self.expands_batch = False  # True if it may receive a batch that is not expanded yet
 
     def extra_repr(self) -> str:
         return f"members={self.members}"
 
-    def repeat(self, count: int) -> MemberWeights:
-        """Return the weights of ``count`` members: those of the J members, again for every sample of them."""
-        weight, bias = self.member_weight, self.member_bias
-        if count != self.members:
-            own = [i % self.members for i in range(count)]
-            weight, bias = weight[own], None if bias is None else bias[own]
-        return MemberWeights(weight, bias)
-
     def forward(self, input: Tensor) -> Tensor:
         state: MemberPass | None = self.slot.get()
-        own = self.repeat(self.members) if state is None else state.sampled.unshared[self.index]
-        weight, bias, count = own.weight, own.bias, len(own.weight)
+        weight: Tensor = self.member_weight
+        bias: Tensor | None = self.member_bias
+        if state is not None:
+            weight = state.sampled.select(weight)
+            bias = None if bias is None else state.sampled.select(bias)
+        count = len(weight)
         if count == 1:
             return F.linear(input, weight[0], None if bias is None else bias[0])
         if self.expands_batch and state is not None and input.shape[0] * count == state.rows:

@@ -13,7 +13,7 @@ from lpbnn.rank_one.factors import (
     FactorPosterior,
     Factors,
     Init,
-    Pair,
+    LayerFactors,
     full_precision,
     group_layers,
     initial,
@@ -68,7 +68,7 @@ class LatentPosterior(FactorPosterior):
         samples: int = 1,
         noise_scale: Tensor | None = None,
         rows: int | None = None,
-    ) -> list[Pair]:
+    ) -> list[LayerFactors]:
         """Sample r^ and s of every layer; see ``FactorPosterior.sample``.
 
         A loss, which gives ``rows``, needs the mean of r^ for its penalties: it is decoded with the samples.
@@ -83,15 +83,15 @@ class LatentPosterior(FactorPosterior):
             self.center.append(center)
         return self._pairs(r_hats, samples)
 
-    def mean(self) -> list[Pair]:
+    def mean(self) -> list[LayerFactors]:
         return self._pairs(self.decode(self.mu), 1)
 
-    def _pairs(self, r_hats: list[Tensor], samples: int) -> list[Pair]:
+    def _pairs(self, r_hats: list[Tensor], samples: int) -> list[LayerFactors]:
         """Return (r^, s) of every layer, in the order the layers were given in."""
         pairs: list[Any] = [None] * len(self.layers)
         for group, same in zip(self.groups, r_hats, strict=True):
             for i, r in zip(group, same, strict=True):
-                pairs[i] = r, expand_batch(self.layers[i].s, samples)
+                pairs[i] = LayerFactors(r, expand_batch(self.layers[i].s, samples))
         return pairs
 
     def covariance_factors(self) -> list[Tensor]:
