@@ -71,8 +71,7 @@ def convert_layers(
         return RankOneLayer(layer, factors, path)
 
     conversion = convert(net, make_layer, config.include, config.exclude)
-    shared = [path for path in conversion.converted if path not in unshared]
-    if len(shared) + len(unshared) != len(conversion.converted) or not shared:
+    if not unshared < set(conversion.converted):
         raise ValueError(
             f"unshared={config.unshared!r}: expected paths of converted layers, and not of all. They are "
             f"{', '.join(conversion.converted)}."
