@@ -147,7 +147,7 @@ def test_dropout_layers_of_rate_zero_get_the_default_rate() -> None:
 
 def test_a_rate_of_zero_stays_beside_another_rate() -> None:
     net = nn.Sequential(nn.Dropout(0.0), nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 3))
-    assert [dropout.p for dropout in build(net).dropouts] == [0.0, 0.3]
+    assert [dropout.p for dropout in build(net).layers] == [0.0, 0.3]
 
 
 def test_without_dropout_it_goes_before_every_layer_but_the_first() -> None:
