@@ -262,8 +262,8 @@ def heads_table(rows: list[dict[str, str]]) -> str:
         ("NLL of numbers", "nll", False),
         ("distance of coverage90 to 0.9", "coverage90", False),
     ):
-        cells = []
-        for methods in (*((method,) for method in OURS), OURS):
+        cells, count = [], 0
+        for methods in (*((method,) for method in OURS), OURS):  # both together last
             values = np.array(
                 [
                     [float(row[key]) for row in pair]
@@ -275,10 +275,12 @@ def heads_table(rows: list[dict[str, str]]) -> str:
                 return ""
             own, other = (abs(values - 0.9) if key == "coverage90" else values).T
             change = own - other
+            count = len(change)
             error, lower = change.std(ddof=1) / len(change) ** 0.5, (change < 0).mean()
-            p = wilcoxon(change).pvalue  # without pairs that are equal
+            found: Any = wilcoxon(change)  # without pairs that are equal
+            p = found.pvalue
             cells.append(f"{change.mean():+.4f} ± {error:.4f}, {100 * lower:.0f} %, {p:.2g}")
-        lines.append((name, str(len(change)), *cells))
+        lines.append((name, str(count), *cells))
     return (
         "change, standard error, share of pairs in which it is lower, p of Wilcoxon's test:\n\n"
         + markdown(("own instead of shared", "pairs", *OURS, "both"), lines)
