@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 import lpbnn
 from lpbnn import methods
-from lpbnn.calibration.held_out import batch_pairs, member_outputs
+from lpbnn.calibration.held_out import batch_pairs, member_outputs, to_cells
+from lpbnn.likelihoods import MultiLabel
 
 
 class Sum(nn.Module):
@@ -64,3 +65,11 @@ def test_draws_follow_one_another_in_the_order_of_their_passes() -> None:
 def test_what_cannot_be_iterated_is_refused(given: Any) -> None:
     with pytest.raises(TypeError, match="expected batches \\(inputs, targets\\).*got "):
         next(batch_pairs(given))
+
+
+def test_labels_of_another_shape_are_refused_for_several_labels_too() -> None:
+    outputs = torch.randn(2, 6, 3)
+    assert to_cells(outputs, torch.ones(6, 3), MultiLabel()).labels.shape == (6, 3)
+    for labels in (torch.ones(6, 4), torch.ones(5, 3), torch.ones(6)):
+        with pytest.raises(ValueError, match="shape"):
+            to_cells(outputs, labels, MultiLabel())

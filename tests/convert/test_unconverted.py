@@ -123,3 +123,13 @@ def test_a_network_that_holds_matrices_itself_is_named_by_all_of_them() -> None:
     assert "u (LowRank), v (LowRank) cannot be converted and keep 89 %" in message
     assert "tables of positions or queries" in message
     assert "exclude=['u', 'v']" in message
+
+
+@pytest.mark.parametrize(("width", "told"), [(2, False), (200, True)])
+def test_matrices_are_told_from_a_tenth_of_the_weights_on(width: int, told: bool) -> None:
+    net = nn.Sequential(nn.Linear(10, 50), nn.Linear(50, 10))
+    net.register_parameter("matrix", nn.Parameter(torch.randn(width, 10)))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        lpbnn.build(net, "batchensemble")
+    assert bool(caught) == told

@@ -149,3 +149,11 @@ def test_a_table_is_none_of_the_examples_of_a_call_that_has_as_many_by_chance() 
     args, kwargs = part.map_examples(expand_batch, members=2)
     assert args[0].shape == (6, 2)
     assert kwargs["table"] is table
+
+
+def test_an_input_of_one_row_holds_no_examples_in_a_batch_of_one_either() -> None:
+    row = torch.randn(1, 2)
+    found = Call((torch.randn(5, 2), row), {}).find_shared()
+    assert found == {"": [1]}
+    alone = Call((torch.randn(1, 2), row), {}, shared=found[""])
+    assert [example is alone.args[0] for example in alone.examples] == [True]
