@@ -856,3 +856,10 @@ def test_an_ignored_label_beyond_the_classes_is_a_class_without_weight() -> None
     labels, weights = likelihood.labels_and_weights(torch.randn(2, 3, 2), y)
     assert labels.tolist() == [[[0, 0]], [[2, 0]]]
     assert weights.tolist() == [[1, 0], [1, 0]]
+
+
+def test_members_of_a_regression_without_an_axis_of_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match="regression needs outputs"):
+        Gaussian().split(torch.randn(3, 5), members=True)
+    mean, variance = Gaussian().split(torch.randn(3, 5, 4), members=True)
+    assert mean.shape == variance.shape == (3, 5, 2)

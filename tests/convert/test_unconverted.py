@@ -133,3 +133,11 @@ def test_matrices_are_told_from_a_tenth_of_the_weights_on(width: int, told: bool
         warnings.simplefilter("always")
         lpbnn.build(net, "batchensemble")
     assert bool(caught) == told
+
+
+def test_several_matrices_are_named_in_the_order_of_their_size() -> None:
+    net = nn.Sequential(nn.Linear(10, 5), nn.Linear(5, 10))
+    for name, rows in (("small", 20), ("large", 80), ("middle", 40)):
+        net.register_module(name, nn.Bilinear(2, 5, rows))
+    with pytest.warns(UserWarning, match="large.*middle.*small"):
+        lpbnn.build(net, "batchensemble")

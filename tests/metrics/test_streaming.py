@@ -332,3 +332,12 @@ def test_a_function_takes_tensors_that_learn_and_tensors_of_double_precision(nam
     assert function(*tracked) == expected
     double = [x.double() if x.is_floating_point() else x for x in inputs]
     assert function(*double) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_labels_of_any_integer_type_give_the_same_number(dtype: torch.dtype) -> None:
+    for name in ("accuracy", "nll", "brier", "ece", "adaptive_ece", "classwise_ece"):
+        function = getattr(metrics, name)
+        assert function(PROBS, LABELS.to(dtype)) == function(PROBS, LABELS)
+    sets = PROBS > 0.3
+    assert metrics.set_coverage(sets, LABELS.to(dtype)) == metrics.set_coverage(sets, LABELS)

@@ -94,3 +94,14 @@ def test_only_what_has_a_latent_posterior() -> None:
 
 def test_it_can_be_read_at_any_time_and_leaves_no_graph(model: lpbnn.UncertainModel) -> None:
     assert not lpbnn.posterior(model)["0"].mean.requires_grad
+
+
+def test_the_noise_of_new_factors_is_that_of_the_method() -> None:
+    alone = LatentFactors(4, 5, 3)
+    model = lpbnn.build(Mlp(), "lpbnn", num_data=10)
+    factors = model.layers[0].factors
+    assert torch.equal(alone.encoder.bias, factors.encoder.bias)
+    assert alone.latent == factors.latent
+    assert [p.requires_grad for p in alone.parameters()] == [
+        p.requires_grad for p in factors.parameters()
+    ]
