@@ -7,7 +7,7 @@ import pytest
 
 from lpbnn import methods
 
-RANK_ONE = {"members": 4, "batch_mode": "split", "init": "normal"}
+RANK_ONE = {"members": 4, "batch_mode": "split", "batch_norm": "shared", "init": "normal"}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "abnn": {"members": 4, "std": 0.1, "class_weight": 2.0, "batch_mode": "split"},
     "batchensemble": RANK_ONE | {"init_std": 0.5, "fast_lr": 0.5},
@@ -42,6 +42,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "std": 1e-3,
         "prior_std": 1.0,
         "anneal": 2 / 3,
+        "flipout": False,
     },
     "mimo": {"members": 3, "batch_repetitions": 4, "input_repetition": 0.0},
     "rank1": RANK_ONE
