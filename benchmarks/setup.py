@@ -1,4 +1,4 @@
-"""What a benchmark measures: a network, the shape of its batches, and how they are run and timed."""
+"""The setting of a benchmark: a network, the shape of its batches, and how they are run and timed."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal

@@ -503,7 +503,7 @@ def test_a_new_method_is_one_new_file(
 def test_a_run_without_its_weights_is_compared_and_reported(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is kept of many runs: their numbers, without the large files."""
+    """Many runs are kept by their numbers, without the large files."""
     copy = tmp_path / "mcp-0"
     shutil.copytree(trained, copy, ignore=shutil.ignore_patterns("*.pt", "*.safetensors", "*.npz"))
     lpbnn("compare", copy, "--format", "markdown")

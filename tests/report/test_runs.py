@@ -23,7 +23,7 @@ def rewritten(run: Path, name: str, content: object) -> Path:
 
 
 def test_a_run_that_was_measured_again_says_by_which_command(make: Make, tmp_path: Path) -> None:
-    """What it was trained by does not give its numbers."""
+    """The numbers of a run do not follow from its training alone."""
     run = make("lpbnn")
     again = {**SESSION, "command": ["lpbnn", "eval", "RUN", "--samples", "4"], "dirty": False}
     RunDir(run).write_results({**RunDir(run).results(), "measured_again": again})

@@ -1,4 +1,4 @@
-"""What is counted of predictions: pixels that count, draws, histograms."""
+"""Counts of predictions: pixels that count, draws, histograms."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a network has to convert, and which layers a conversion refuses by name."""
+"""Facts about a network: its convertible layers, and those that a conversion refuses by name."""
 
 import math
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ class Candidate:
 
 @dataclass
 class NetworkFacts:
-    """What a conversion must know of a network.
+    """Facts that a conversion needs about a network.
 
     Args:
         layers: the layers that can be chosen, by first path; attention stands for its four projections.

@@ -1,4 +1,4 @@
-"""What the report reads of a run folder, checked: it may be of another version, or of anybody."""
+"""The parts of a run folder that the report reads, checked: it may be of another version, or of anybody."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
