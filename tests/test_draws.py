@@ -82,3 +82,15 @@ def test_private_draws_are_those_of_torchs_generator_with_that_seed(seed: int) -
     torch.manual_seed(seed)
     for one, other in zip(found, drawn(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_repeated_draws_survive_a_change_in_place() -> None:
+    draws = RepeatedDraws()
+    with draws:
+        first = torch.randn(3)
+    draws.repeat = True
+    for _ in range(2):
+        with draws:
+            again = torch.randn(3)
+        assert torch.equal(again, first)
+        again.zero_()

@@ -116,9 +116,7 @@ class RepeatedDraws(TorchFunctionMode):
         key = (None if generator is None else generator.initial_seed(), count)
         if not self.repeat:
             self.recorded[key] = func(*args, **kwargs).clone()
-            found = self.recorded[key].clone()
-        else:
-            found = self.recorded[key]
+        found = self.recorded[key].clone()  # the network may change its draw in place
         in_place = getattr(func, "__name__", "").endswith("_")
         return args[0].copy_(found) if in_place else found
 
