@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import lpbnn
 from lpbnn import methods
-from lpbnn.check import CheckReport
+from lpbnn.check import CheckReport, compiled_loss_agrees
 from lpbnn.members.call import CallCheck
 
 MIXES = "members cannot run as rows of one batch"
@@ -851,3 +851,19 @@ def test_one_answer_for_all_examples_is_not_taken_apart(method: str) -> None:
     with pytest.raises(ValueError, match="cannot be taken apart"):
         lpbnn.predict(model, x, chunk=2)
     assert lpbnn.predict(model, x).probs.shape == (1, 3)
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_a_loss_agrees_with_itself_as_a_compiled_one(method: str) -> None:
+    model = lpbnn.build(ResNet(), method, num_data=100).train()
+    x, y = torch.randn(8, 3, 8, 8), torch.arange(8) % 3
+    model.loss(x, y)  # which compares members as rows
+    before = copy.deepcopy(model.state_dict())
+    assert compiled_loss_agrees(model, model.loss, x, y)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_masks_of_a_compiled_mc_dropout_are_not_compared() -> None:
+    model = lpbnn.build(Mlp(), "mcdropout").eval()
+    compiled = torch.compile(model, backend="eager")
+    assert "was not compared" in str(lpbnn.check(compiled, torch.randn(4, 5)))

@@ -1,6 +1,5 @@
 """The pages on data of one's own as a user would follow them: commands are run, and give what the pages say."""
 
-import json
 import re
 import runpy
 import shlex
@@ -54,8 +53,6 @@ def test_the_commands_of_the_tutorial_lead_from_a_folder_to_a_report(
         "held out of every class",
     ):
         assert shown in page
-    cli.main(["keep", "runs/mcp", "--into", "kept"])
-    assert json.loads(Path("kept/mcp.json").read_text())["data"]["classes"][0] == "circle"
 
 
 def test_the_page_names_every_option_and_field() -> None:

@@ -239,7 +239,7 @@ def compiled_loss_agrees(model: UncertainModel, compiled: Any, x: Any, y: Any) -
     compared, and counts as equal.
     """
     with _unchanged(model):
-        scale = getattr(model, "noise_scale", None)
+        scale = _noise_buffer(model)
         if scale is not None:
             scale.zero_()
         # With gradients: without them a loss may leave out a term, as DUQ leaves out its gradient penalty.
@@ -252,6 +252,11 @@ def compiled_loss_agrees(model: UncertainModel, compiled: Any, x: Any, y: Any) -
         found = compiled(x, y)["loss"].detach()
     rounding = 0.05 if torch.is_autocast_enabled(found.device.type) else 1e-2
     return torch.allclose(found, expected, rtol=rounding, equal_nan=True)
+
+
+def _noise_buffer(model: UncertainModel) -> Tensor | None:
+    """Return the buffer that scales the posterior's noise; MC dropout has a number instead."""
+    return dict(model.named_buffers(recurse=False)).get("noise_scale")
 
 
 class _Reference:
@@ -570,7 +575,7 @@ def _same_buffers(model: nn.Module) -> Iterator[None]:
 
 def _compare_compiled(model: Any, inner: Any, call: Call) -> str:
     """Compare a compiled model with the reference; the posterior's noise is switched off for it."""
-    scale = getattr(inner, "noise_scale", None)
+    scale = _noise_buffer(inner)
     if inner.stochastic and scale is None:
         return f"{type(inner).__name__} draws masks in every pass: the compiled model was not compared."
     with _unchanged(inner), _quiet(inner.net, False), torch.no_grad():
