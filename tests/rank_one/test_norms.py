@@ -130,3 +130,10 @@ def test_undo_gives_the_mean_of_the_members_norms() -> None:
     plain = norm.restore()
     assert plain.running_mean.tolist() == [1.0, 1.0]
     assert plain.weight.tolist() == [3.0, 3.0]
+
+
+def test_another_error_of_a_norm_per_member_gets_no_advice_about_batches() -> None:
+    norm = MemberNorm(nn.BatchNorm2d(3), members=2)
+    with pytest.raises(ValueError, match="4D input") as raised:
+        norm(torch.randn(4, 3))
+    assert "drop_last" not in str(raised.value)

@@ -49,7 +49,9 @@ class MemberNorm(Wrapper):
         parts = enumerate(gather(input, rows).unbind(), start=first)
         try:
             return torch.cat([self.norms[member % count](part) for member, part in parts])
-        except ValueError as error:  # of one value per channel
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
             batch = input.shape[0] if state is None else state.batch
             advice = (
                 f"{count} members share a batch of {batch}, and each normalises its own part of it. Fix: "
