@@ -61,7 +61,7 @@ def stored(kind: str, name: str) -> list[Option] | None:
         Option(
             one["name"],
             eval(one["type"], {"typing": typing, "NoneType": NoneType}),
-            _tuples(one["default"]) if "default" in one else inspect.Parameter.empty,
+            as_tuples(one["default"]) if "default" in one else inspect.Parameter.empty,
             one["help"],
         )
         for one in entry["options"]
@@ -83,8 +83,14 @@ def _is_required(option: Option) -> bool:
     return option.default in (inspect.Parameter.empty, dataclasses.MISSING)
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+def as_tuples(value: Any) -> Any:
+    """Return a value with tuples in place of its lists, to any depth.
+
+    Example:
+        >>> as_tuples([1, [2, 3]])
+        (1, (2, 3))
+    """
+    return tuple(map(as_tuples, value)) if isinstance(value, list | tuple) else value
 
 
 def config_options(config: type) -> list[Option]:

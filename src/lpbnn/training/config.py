@@ -20,6 +20,7 @@ from annotated_types import Ge, Gt, Interval
 from tyro.conf import Suppress  # options have types of their own in the command
 
 from lpbnn.registry import did_you_mean
+from lpbnn.source import as_tuples
 
 if TYPE_CHECKING:  # lpbnn ls needs this file, and neither torch nor pydantic
     from pydantic import TypeAdapter, ValidationError
@@ -265,7 +266,7 @@ def validate(instance: Any, section: str = "") -> None:
 
     for name, adapter in _adapters(type(instance)).items():
         where = f"{section}.{name}" if section else name
-        value = _tuples(getattr(instance, name))
+        value = as_tuples(getattr(instance, name))
         try:
             value = adapter.validate_python(value)
         except ValidationError as error:
@@ -354,10 +355,6 @@ def differences(one: Any, two: Any, where: str = "") -> list[str]:
             found += differences(one.get(key), two.get(key), path)
         return found
     return [] if one == two else [f"{where}: {one!r} -> {two!r}"]
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
 
 
 def _plain(value: Any, where: str) -> Any:
