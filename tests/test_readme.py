@@ -14,12 +14,16 @@ ROWS = {
     "the plain network (MCP)": "MCP",
     "BatchEnsemble, `init_std=0.1`": "BatchEnsemble",
     "MC dropout": "MC dropout",
-    "MC dropout, fitted rate": "MC dropout, tau 1.45",
+    "MC dropout, fitted rate": "MC dropout, tau 1.43",
     "EDL": "EDL",
+    "mean-field BNN, `prior_std=0.1`": "Mean-field BNN",
+    "mean-field BNN, fitted noise": "Mean-field BNN, tau 2.62",
     "Rank-1 BNN, `init_std=0.1`": "Rank-1 BNN",
-    "Rank-1 BNN, fitted noise": "Rank-1 BNN, tau 1.54",
+    "Rank-1 BNN, fitted noise": "Rank-1 BNN, tau 1.46",
     "LP-BNN": "LP-BNN",
     "LP-BNN, fitted noise": "LP-BNN, tau 1.50",
+    "LP-BNN of the paper, `init_std=0.1`": "LP-BNN (paper)",
+    "LP-BNN of the paper, fitted noise": "LP-BNN (paper), tau 2.97",
     "Deep Ensemble of four MCP, four trainings": "Deep Ensembles",
 }
 
