@@ -9,8 +9,9 @@ from torch._subclasses import FakeTensorMode
 
 import lpbnn
 from lpbnn import methods
-from lpbnn.rank_one.factors import GaussianFactors, PointFactors
-from lpbnn.rank_one.vae import LatentFactors
+from lpbnn.methods.lpbnn import LatentFactors
+from lpbnn.methods.rank1 import GaussianFactors
+from lpbnn.rank_one.factors import PointFactors
 
 FACTORS = {"batchensemble": PointFactors, "rank1": GaussianFactors, "lpbnn": LatentFactors}
 

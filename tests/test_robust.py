@@ -11,9 +11,9 @@ from torch.nn.utils import parametrizations, prune
 
 import lpbnn
 from lpbnn.convert.checks import widths
+from lpbnn.methods.lpbnn import LatentFactors, LatentPosterior
 from lpbnn.rank_one.factors import PointFactors
 from lpbnn.rank_one.layer import RankOneLayer
-from lpbnn.rank_one.vae import LatentFactors, LatentPosterior
 
 # Training stays finite and members stay apart.
 

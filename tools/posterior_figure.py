@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import lpbnn
 from lpbnn import plots
-from lpbnn.rank_one.posterior import LayerPosterior
+from lpbnn.methods.lpbnn import LayerPosterior
 
 VARIANTS = ("default", "paper")
 EPOCHS, BATCH, RATE = 100, 128, 3e-3

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from lpbnn.estimators import LPBNNClassifier, LPBNNRegressor
     from lpbnn.export import export_onnx
     from lpbnn.methods import register
+    from lpbnn.methods.lpbnn import posterior
     from lpbnn.model import LossStep, UncertainModel
     from lpbnn.predict import Prediction, predict
     from lpbnn.rank_one.export import freeze, mean_network, undo
-    from lpbnn.rank_one.posterior import posterior
 
 try:
     __version__ = version("lpbnn")
@@ -69,7 +69,7 @@ _HOMES = {
     "export_onnx": "export",
     "freeze": "rank_one.export",
     "mean_network": "rank_one.export",
-    "posterior": "rank_one.posterior",
+    "posterior": "methods.lpbnn",
     "predict": "predict",
     "register": "methods",
     "split_recurrent": "convert.recurrent",

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import lpbnn
 from lpbnn.draws import PrivateDraws
-from lpbnn.rank_one.vae import LatentFactors, LatentPosterior
+from lpbnn.methods.lpbnn import LatentFactors, LatentPosterior
 
 
 def built(**options: Any) -> Any:

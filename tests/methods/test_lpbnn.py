@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lpbnn
+from lpbnn.methods.lpbnn import LatentFactors, LatentPosterior
 from lpbnn.rank_one.layer import RankOneLayer
-from lpbnn.rank_one.vae import LatentFactors, LatentPosterior
 
 X = torch.linspace(-1, 1, 24).view(8, 3)
 Y = torch.tensor([0, 1] * 4)

@@ -13,9 +13,10 @@ import lpbnn
 from lpbnn.convert.checks import widths
 from lpbnn.members.passes import MemberPass
 from lpbnn.members.rows import expand_batch
-from lpbnn.rank_one.factors import FixedFactors, GaussianFactors, LayerFactors, PointFactors
+from lpbnn.methods.lpbnn import LatentFactors, LatentPosterior
+from lpbnn.methods.rank1 import GaussianFactors
+from lpbnn.rank_one.factors import FixedFactors, LayerFactors, PointFactors
 from lpbnn.rank_one.layer import RankOneLayer, sample_layers
-from lpbnn.rank_one.vae import LatentFactors, LatentPosterior
 
 LAYERS = {
     "linear": (lambda: nn.Linear(4, 6), (4,)),

@@ -6,7 +6,7 @@ from networks import Mlp
 from torch import nn
 
 import lpbnn
-from lpbnn.rank_one.vae import LatentFactors, LatentPosterior
+from lpbnn.methods.lpbnn import LatentFactors, LatentPosterior
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 import lpbnn
-from lpbnn.rank_one.vae import LatentFactors, LatentPosterior
+from lpbnn.methods.lpbnn import LatentFactors, LatentPosterior
 
 SIZES = list(itertools.product(range(1, 10), range(1, 6)))
 METHODS = ("lpbnn", "batchensemble", "rank1")

@@ -1,29 +1,26 @@
-r"""The factors r and s of the rank-one members, their posterior, and one function that samples it.
+r"""The factors r and s of the rank-one members, and what their posteriors have in common.
 
 A layer with m inputs and p outputs has, for each of its J members, r_j in R^m on the input side and
 s_j in R^p on the output side. A ``Factors`` module holds the parameters of one layer. A ``FactorPosterior``
 is computed from the modules of all layers at once, because a network has dozens of them and each is tiny:
 
-    posterior = LatentFactors.posterior(modules)  # all encoders, in a few batched products
+    posterior = Factors.posterior(modules)  # LP-BNN: all encoders, in a few batched products
     posterior.sample(samples)  # [(r, s), ...] by layer: r (samples * J, m), s (samples * J, p)
     posterior.mean()           # the same at the posterior mean
 
-Training, prediction, freezing and ``lpbnn.posterior`` all sample here. A forward pass leaves nothing behind in
-the modules, so that penalties can be computed at any time.
+Point estimates are here; methods with a distribution over the factors have theirs in their own files. Training,
+prediction and freezing all call ``sample``. A forward pass leaves nothing behind in the modules, so that
+penalties can be computed at any time.
 """
 
-import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from operator import attrgetter, itemgetter
 from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lpbnn.kernels.rows import stack_tensors
-from lpbnn.likelihoods import at_least_float32
 from lpbnn.members.rows import expand_batch
 
 Init = Literal["normal", "signs"]
@@ -160,83 +157,6 @@ class FixedFactors(PointFactors):
         self.register_buffer("s", s)
 
 
-class GaussianPosterior(FactorPosterior):
-    """Independent Gaussians; layers of equal shape are sampled together."""
-
-    def sample(
-        self, samples: int = 1, noise_scale: Tensor | None = None, rows: int | None = None
-    ) -> list[LayerFactors]:
-        sampled: dict[int, LayerFactors] = {}
-        shape = ("members", "inputs", "outputs", "r_mean.device", "r_mean.dtype")
-        for group in group_layers(self.layers, *shape):
-            same = [self.layers[i] for i in group]
-            with full_precision(same[0].r_mean.device):
-                r, s = (
-                    sample_gaussian(
-                        stack_tensors([getattr(layer, f"{side}_mean") for layer in same]),
-                        F.softplus(
-                            stack_tensors([getattr(layer, f"{side}_rho") for layer in same])
-                        ),
-                        samples,
-                        noise_scale,
-                    ).flatten(1, 2)
-                    for side in "rs"
-                )
-            sampled.update(zip(group, map(LayerFactors, r, s), strict=True))
-        return [sampled[i] for i in range(len(self.layers))]
-
-    def mean(self) -> list[LayerFactors]:
-        return [LayerFactors(layer.r_mean, layer.s_mean) for layer in self.layers]
-
-    def kl(self) -> Tensor:
-        """Return the KL divergence to the prior, summed over the layers."""
-        terms = [layer.kl() for layer in self.layers]
-        return torch.stack([term.to(terms[0].device) for term in terms]).sum()
-
-
-class GaussianFactors(Factors):
-    r"""Rank-1 BNN: r_j ~ N(mu, sigma^2) and s_j ~ N(mu, sigma^2), sigma = softplus(rho).
-
-    Dusenberry et al.: Efficient and scalable Bayesian neural nets with rank-1 factors, ICML 2020.
-
-    Example:
-        >>> posterior = GaussianFactors.posterior([GaussianFactors(4, inputs=3, outputs=2)])
-        >>> bool((posterior.sample()[0][0] != posterior.sample()[0][0]).all())
-        True
-    """
-
-    posterior = GaussianPosterior
-
-    def __init__(
-        self,
-        members: int,
-        inputs: int,
-        outputs: int,
-        *,
-        init_std: float = 0.5,
-        init: Init = "normal",
-        std: float = 0.1,
-        prior_std: float = 0.1,
-    ) -> None:
-        super().__init__(members, inputs, outputs)
-        rho = std + math.log(-math.expm1(-std))  # softplus(rho) = std
-        self.prior_std = prior_std
-        self.r_mean = nn.Parameter(initial(members, inputs, init_std, init))
-        self.s_mean = nn.Parameter(initial(members, outputs, init_std, init))
-        self.r_rho = nn.Parameter(torch.full((members, inputs), rho))
-        self.s_rho = nn.Parameter(torch.full((members, outputs), rho))
-
-    def kl(self) -> Tensor:
-        """Return KL(q || N(1, prior_std^2)), summed over the entries of r and s, mean over members."""
-        with full_precision(self.r_mean.device):
-            total = torch.zeros((), device=self.r_mean.device)
-            for mean, rho in ((self.r_mean, self.r_rho), (self.s_mean, self.s_rho)):
-                std = F.softplus(at_least_float32(rho)) / self.prior_std
-                shift = (at_least_float32(mean) - 1) / self.prior_std
-                total = total + kl_to_standard_normal(shift, 2 * std.log()).sum(-1).mean()
-            return total
-
-
 def group_layers(layers: Sequence[Any], *attributes: str) -> list[list[int]]:
     """Return the indices of layers with equal attributes, groups in ascending order of the first of these.
 
@@ -271,14 +191,3 @@ def full_precision(device: torch.device) -> AbstractContextManager[Any]:
 def kl_to_standard_normal(mean: Tensor, log_variance: Tensor) -> Tensor:
     r"""Return KL(N(mean, variance) || N(0, 1)) = (mean^2 + variance - 1 - log variance) / 2, by entry."""
     return 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance)
-
-
-def sample_gaussian(
-    mean: Tensor, std: Tensor, samples: int, noise_scale: Tensor | None = None
-) -> Tensor:
-    """Return mean + std * noise: (L, J, d) to (L, samples, J, d), all noise in one draw."""
-    layers, members, width = mean.shape
-    if noise_scale is not None:
-        std = std * noise_scale.to(std)
-    noise = torch.randn(layers, samples, members, width, device=mean.device, dtype=mean.dtype)
-    return torch.addcmul(mean.unsqueeze(1), std.unsqueeze(1), noise)

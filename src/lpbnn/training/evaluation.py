@@ -20,9 +20,9 @@ from torch import Tensor
 
 from lpbnn.data import Dataset, Examples, Splits
 from lpbnn.data.corruptions import CORRUPTIONS, Published, corrupt
+from lpbnn.methods.lpbnn import posterior
 from lpbnn.metrics import DetectionMetrics, DiversityMetrics, corruption_means
 from lpbnn.model import UncertainModel
-from lpbnn.rank_one.posterior import posterior
 from lpbnn.training import checkpoint
 from lpbnn.training.build import DataInfo
 from lpbnn.training.config import RunConfig
