@@ -344,7 +344,7 @@ def predict(
     """
     if generator is not None:
         seed = seed_from(generator, seed)
-    if holds_batches(x):
+    if not isinstance(x, Tensor) and holds_batches(x):
         options: dict[str, Any] = {
             "samples": samples,
             "chunk": chunk,
@@ -363,7 +363,8 @@ def predict(
             f"expected inputs, or batches of them; got a list of {len(x)}. Fix: batch[0] of a pair (inputs, "
             "targets); tuple(...) for several arguments of the network; iter(...) for several batches."
         )
-    model = unwrap(model)
+    if not isinstance(model, UncertainModel):
+        model = unwrap(model)
     samples = at_least_one("samples", samples)
     chunk = None if chunk is None else at_least_one("chunk", chunk)
     keep = keep_members is not False
@@ -544,7 +545,8 @@ class MemberSums:
 
     def __init__(self, likelihood: Likelihood, keep: bool) -> None:
         self.likelihood, self.keep, self.count = likelihood, keep, 0
-        self.kept: list[Summary] = []
+        self.members: list[Tensor] = []  # if they are kept
+        self.variances: list[Tensor] = []
         self.mean = self.within = self.between = torch.zeros(())
         self.own: Tensor | None = None  # sum of the method's own scores
         self.strips: list[MemberSums] = []
@@ -577,7 +579,9 @@ class MemberSums:
         if own is not None:
             self.own = own.sum(0) if self.own is None else self.own + own.sum(0)
         if self.keep:
-            self.kept.append(summary)
+            self.members.append(summary.values)
+            if summary.variances is not None:
+                self.variances.append(summary.variances)
         # One member after the other: the sum is the same to the last bit however members are divided.
         for value, within in zip(summary.values, summary.aleatoric, strict=True):
             self.count += 1
@@ -608,19 +612,14 @@ class MemberSums:
             epistemic = (self.between / self.count).expand_as(mean)
             total = within + epistemic
         own = None if self.own is None else self.own / self.count
-        members, variances = None, None
-        if self.keep:
-            members = torch.cat([each.values for each in self.kept])
-            if self.kept[0].variances is not None:
-                variances = torch.cat([each.variances for each in self.kept])  # type: ignore[misc]
         return Prediction(
             task=likelihood.task,
             average=mean,
             aleatoric=within,
             epistemic=epistemic,
             ood_score=likelihood.ood_score(mean, total) if own is None else own,
-            members=members,
-            member_variances=variances,
+            members=torch.cat(self.members) if self.members else None,
+            member_variances=torch.cat(self.variances) if self.variances else None,
             quantity=likelihood.quantity,
             class_dim=likelihood.class_dim,
         )
