@@ -210,7 +210,7 @@ def test_two_threads_that_wait_for_their_checks_do_not_wait_for_each_other() -> 
     x = torch.randn(5, 4)
 
     def ask(i: int) -> Tensor:
-        with model.turns.shared():  # both run the model when both find a new kind of call
+        with model.lock.shared():  # both run the model when both find a new kind of call
             return lpbnn.predict(model, {"x": x, "flag": bool(i % 2)}, seed=0).probs
 
     for _ in range(10):

@@ -120,7 +120,7 @@ def check(model: nn.Module, x: Any) -> CheckReport:
     if not isinstance(inner, MemberEnsemble):
         line = f"{type(inner).__name__} runs whole networks: there is no other path to compare."
         return CheckReport(CallCheck("single"), [""], (line,))
-    with inner.turns.alone():
+    with inner.lock.alone():
         inner.checks.clear()
         report = verify(inner, call)
     if model is not inner and hasattr(model, "_orig_mod"):

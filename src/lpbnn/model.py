@@ -38,105 +38,6 @@ Readout = Callable[[Any], Outputs]
 NOT_GIVEN: Any = object()
 
 
-class Turns:
-    """Many threads may run a model at once, or one of them alone checks it.
-
-    A check changes training flags and small weights, and the part that has members, for a moment. It waits
-    until no other thread runs the model, and others wait until it has ended. A thread that waits for its own
-    check does not count as one that runs, so two of them do not wait for each other.
-
-    Example:
-        >>> turns = Turns()
-        >>> with turns.shared(), turns.alone():
-        ...     "no other thread is in either block"
-        'no other thread is in either block'
-    """
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._running = Counter[int]()  # by thread: how many blocks of ``shared`` it is in
-        self._alone: int | None = None
-        self._waiting = 0
-        # The modes that modules get back when the last of the threads in ``evaluating`` leaves it.
-        self._modes: dict[nn.Module, bool] = {}
-        self._evaluating = 0
-
-    def __reduce__(self) -> Any:
-        return Turns, ()  # nobody runs a copy
-
-    @contextmanager
-    def shared(self) -> Iterator[None]:
-        """Return a block that other threads may be in, too, but none that is ``alone``."""
-        if torch.compiler.is_compiling():
-            yield
-            return
-        me = threading.get_ident()
-
-        def may_enter() -> bool:
-            inside = me in self._running or self._alone == me
-            return inside or (self._alone is None and not self._waiting)
-
-        with self._changed:
-            self._changed.wait_for(may_enter)
-            self._running[me] += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._running[me] -= 1
-                self._running += Counter()  # drops what is zero
-                self._changed.notify_all()
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Return a block that no other thread is in, nor in one of ``shared``."""
-        me = threading.get_ident()
-        if self._alone == me:
-            yield
-            return
-        with self._changed:
-            own = self._running.pop(me, 0)
-            self._waiting += 1
-            self._changed.notify_all()
-            try:
-                self._changed.wait_for(lambda: self._alone is None and not self._running)
-                self._alone = me
-            finally:
-                self._waiting -= 1
-                self._running += Counter({me: own})
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._alone = None
-                self._changed.notify_all()
-
-    @contextmanager
-    def evaluating(self, model: nn.Module) -> Iterator[None]:
-        """Return a ``shared`` block in which the model is in evaluation mode.
-
-        The first of several threads sets the mode; the last gives every module its own mode back.
-        """
-        with self.shared():
-            with self._changed:
-                if not self._modes:
-                    modes = {module: module.training for module in model.modules()}
-                    if any(modes.values()):  # setting flags is slow, and seldom needed
-                        self._modes = modes
-                        model.eval()
-                counts = bool(self._modes)
-                self._evaluating += counts
-            try:
-                yield
-            finally:
-                with self._changed:
-                    self._evaluating -= counts
-                    if counts and not self._evaluating:
-                        modes, self._modes = self._modes, {}
-                        for module, mode in modes.items():
-                            module.training = mode
-
-
 class WideBuffers(nn.Module):
     """A module whose own buffers follow it to a device, but never to half precision.
 
@@ -189,7 +90,7 @@ class UncertainModel(WideBuffers):
         self.net = net
         self.mask_arguments = mask_arguments(self.networks[0])
         self.checks: dict[str, CallCheck] = {}  # by the kind of call
-        self.turns = Turns()
+        self.lock = RunLock()
         tensors = [*net.buffers(), *net.parameters()]
         # That of the outputs, for a network on several devices.
         device = tensors[-1].device if tensors else torch.device("cpu")
@@ -209,7 +110,7 @@ class UncertainModel(WideBuffers):
     # The first argument stands alone so that torch.export's dynamic_shapes can be given as usual.
     def forward(self, x: Any = NOT_GIVEN, /, *args: Any, **kwargs: Any) -> Outputs:
         """Return every member's outputs, (S, B, C, ...); the arguments are the network's."""
-        with self.turns.shared():
+        with self.lock.shared():
             return self.outputs(*(args if x is NOT_GIVEN else (x, *args)), **kwargs)
 
     def outputs(self, *args: Any, **kwargs: Any) -> Outputs:
@@ -240,7 +141,7 @@ class UncertainModel(WideBuffers):
 
         Several threads may be in such blocks.
         """
-        return self.turns.evaluating(self)
+        return self.lock.evaluating(self)
 
     def passes(self, samples: int, width: int) -> Iterator[Pass]:
         """Yield functions of the inputs, each of which runs up to ``width`` members.
@@ -286,7 +187,7 @@ class UncertainModel(WideBuffers):
         if kind not in self.checks and members > 1 and self.check_first_batch:
             call = Call(args, kwargs, self.mask_arguments)
             if not is_traced(call.tensors):
-                with self.turns.alone():
+                with self.lock.alone():
                     if kind not in self.checks:  # found by another thread in the meantime
                         self.compare(call)
         found = self.checks.get(kind)
@@ -393,6 +294,102 @@ class UncertainModel(WideBuffers):
 
     def after_fit(self, batches: Iterable[Any]) -> None:
         """Finish training; a training loop calls this once, with the batches (x, y), or the inputs x."""
+
+
+class RunLock:
+    """A readers-writer lock: many threads may run a model at once, or one of them alone checks it.
+
+    A check changes training flags and small weights, and the part that has members, for a moment. It waits
+    until no other thread runs the model, and others wait until it has ended. A thread that waits for its own
+    check does not count as one that runs, so two of them do not wait for each other.
+
+    Example:
+        >>> lock = RunLock()
+        >>> with lock.shared(), lock.alone():
+        ...     "no other thread is in either block"
+        'no other thread is in either block'
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._running = Counter[int]()  # by thread: how many blocks of ``shared`` it is in
+        self._alone: int | None = None
+        self._waiting = 0
+        # The modes that modules get back when the last of the threads in ``evaluating`` leaves it.
+        self._modes: dict[nn.Module, bool] = {}
+        self._evaluating = 0
+
+    def __reduce__(self) -> Any:
+        return RunLock, ()  # nobody runs a copy
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Return a block that other threads may be in, too, but none that is ``alone``."""
+        if torch.compiler.is_compiling():
+            yield
+            return
+        me = threading.get_ident()
+        with self._changed:
+            inside = me in self._running or self._alone == me
+            while not inside and (self._alone is not None or self._waiting):
+                self._changed.wait()
+            self._running[me] += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running[me] -= 1
+                self._running += Counter()  # drops what is zero
+                self._changed.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Return a block that no other thread is in, nor in one of ``shared``."""
+        me = threading.get_ident()
+        if self._alone == me:
+            yield
+            return
+        with self._changed:
+            own = self._running.pop(me, 0)
+            self._waiting += 1
+            self._changed.notify_all()
+            try:
+                self._changed.wait_for(lambda: self._alone is None and not self._running)
+                self._alone = me
+            finally:
+                self._waiting -= 1
+                self._running += Counter({me: own})
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._alone = None
+                self._changed.notify_all()
+
+    @contextmanager
+    def evaluating(self, model: nn.Module) -> Iterator[None]:
+        """Return a ``shared`` block in which the model is in evaluation mode.
+
+        The first of several threads sets the mode; the last gives every module its own mode back.
+        """
+        with self.shared():
+            with self._changed:
+                if not self._modes:
+                    modes = {module: module.training for module in model.modules()}
+                    if any(modes.values()):  # setting flags is slow, and seldom needed
+                        self._modes = modes
+                        model.eval()
+                counts = bool(self._modes)
+                self._evaluating += counts
+            try:
+                yield
+            finally:
+                with self._changed:
+                    self._evaluating -= counts
+                    if counts and not self._evaluating:
+                        modes, self._modes = self._modes, {}
+                        for module, mode in modes.items():
+                            module.training = mode
 
 
 def stack_members(outputs: Sequence[Outputs]) -> Outputs:
