@@ -815,9 +815,9 @@ def require_tensor(given: object, name: str = "targets") -> None:
         )
 
 
-def require_row_weights(weight: Tensor | None, batch: int) -> None:
+def require_row_weights(weight: Tensor, batch: int) -> None:
     """Refuse weights that are not one number for each example."""
-    if weight is not None and (not isinstance(weight, Tensor) or weight.shape != (batch,)):
+    if not isinstance(weight, Tensor) or weight.shape != (batch,):
         given = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
         raise ValueError(
             f"weights of examples are a tensor of shape ({batch},), one number for each; got {given}."
@@ -844,7 +844,8 @@ def require_targets(y: Any, weight: Tensor | None, batch: int) -> None:
                 f"the loss takes {batch} targets here, one for each example; got {batch} examples and "
                 f"targets of shape {tuple(leaf.shape)}. Fix: targets whose first dimension is {batch}."
             )
-    require_row_weights(weight, batch)
+    if weight is not None:
+        require_row_weights(weight, batch)
 
 
 def _kind(value: object) -> str:

@@ -133,7 +133,8 @@ class UncertainModel(WideBuffers):
         self.likelihood.check_batch(x, y)
         args, kwargs = as_call(x)
         outputs = self.outputs(*args, **kwargs)
-        require_row_weights(weight, tree_leaves(outputs)[0].shape[1])
+        if weight is not None:
+            require_row_weights(weight, tree_leaves(outputs)[0].shape[1])
         return total(**self.likelihood.nll_terms(*member_rows(outputs, y, weight)))
 
     def evaluating(self) -> AbstractContextManager[None]:

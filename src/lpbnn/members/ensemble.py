@@ -244,8 +244,8 @@ class MemberEnsemble(UncertainModel):
         require_targets(y, weight, batch)
         expand = partial(expand_batch, members=members, mode=mode)
         targets, weight = tree_map_only(Tensor, expand, (y, weight))
-        once = row_weights(batch, members, mode, tree_leaves(y)[0].device)
-        if once is not None:  # every example counts once
+        if mode == "split" and batch % members:  # some examples have two rows
+            once = row_weights(batch, members, tree_leaves(y)[0].device)
             weight = once if weight is None else once * weight
         in_one_pass = self.training and members > 1 and call.check.execution != "loop"
         rows = rows_needed(batch, members, mode) // members if in_one_pass else 1

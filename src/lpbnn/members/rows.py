@@ -78,16 +78,14 @@ def member_examples(member: int, batch: int, members: int) -> list[int]:
     return [i % batch for i in range(member * size, (member + 1) * size)]
 
 
-def row_weights(batch: int, members: int, mode: BatchMode, device: torch.device) -> Tensor | None:
-    """Return the weights of the rows that make each example count once; None if all are equal.
+def row_weights(batch: int, members: int, device: torch.device) -> Tensor:
+    """Return the weights of the rows of a split batch that make each example count once.
 
     Example:
-        >>> row_weights(3, 2, "split", torch.device("cpu")).tolist()
+        >>> row_weights(3, 2, torch.device("cpu")).tolist()
         [0.5, 1.0, 1.0, 0.5]
     """
-    if mode == "repeat" or batch % members == 0:
-        return None
     # Counted by hand: torch.bincount would wait for a GPU.
-    rows = rows_needed(batch, members, mode)
+    rows = rows_needed(batch, members, "split")
     example = torch.arange(rows, device=device) % batch
     return 1.0 / (rows // batch + (example < rows % batch))

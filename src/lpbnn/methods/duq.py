@@ -170,7 +170,9 @@ class DUQ(UncertainModel):
         The penalty is 0 in evaluation mode and without gradients. The batch is kept until ``after_step``.
         """
         self.likelihood.check_batch(x, y)
-        require_row_weights(weight, batch_size(*as_call(x)))
+        batch = batch_size(*as_call(x))
+        if weight is not None:
+            require_row_weights(weight, batch)
         training = self.training and torch.is_grad_enabled()
         if training:
             self._batch = (tree_map_only(Tensor, Tensor.detach, x), y, weight)
