@@ -12,7 +12,7 @@ import lpbnn
 from lpbnn import methods
 from lpbnn.likelihoods import Categorical, Gaussian
 from lpbnn.members.call import batch_size
-from lpbnn.model import UncertainModel, stack_members, total
+from lpbnn.model import UncertainModel, stack_members, with_loss
 
 
 def test_the_default_likelihood_is_for_classes() -> None:
@@ -31,7 +31,7 @@ def test_copies_have_their_own_likelihood() -> None:
 
 def test_the_loss_is_the_sum_of_its_terms_and_not_of_their_parts() -> None:
     one, two = torch.tensor(1.0), torch.tensor(2.0)
-    terms = total(**{"nll": two, "nll/a": one, "nll/b": one, "kl": one})
+    terms = with_loss(**{"nll": two, "nll/a": one, "nll/b": one, "kl": one})
     assert terms["loss"] == 3
     assert list(terms) == ["loss", "nll", "nll/a", "nll/b", "kl"]
 

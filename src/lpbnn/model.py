@@ -135,7 +135,7 @@ class UncertainModel(WideBuffers):
         outputs = self.outputs(*args, **kwargs)
         if weight is not None:
             require_row_weights(weight, tree_leaves(outputs)[0].shape[1])
-        return total(**self.likelihood.nll_terms(*member_rows(outputs, y, weight)))
+        return with_loss(**self.likelihood.nll_terms(*member_rows(outputs, y, weight)))
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Return a block in which the model is in evaluation mode; after it modules have their own modes.
@@ -405,12 +405,12 @@ def stack_members(outputs: Sequence[Outputs]) -> Outputs:
     return torch.stack(list(outputs)) if len(outputs) > 1 else outputs[0].unsqueeze(0)
 
 
-def total(**terms: Tensor) -> Terms:
+def with_loss(**terms: Tensor) -> Terms:
     """Return {"loss": the sum of the terms, ...the terms}; "nll/head" is a part of "nll" and not added.
 
     Example:
         >>> parts = {"nll": torch.tensor(3.0), "nll/a": torch.tensor(3.0), "kl": torch.tensor(1.0)}
-        >>> total(**parts)["loss"]
+        >>> with_loss(**parts)["loss"]
         tensor(4.)
     """
     return {"loss": reduce(add, [v for name, v in terms.items() if "/" not in name]), **terms}

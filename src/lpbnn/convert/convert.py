@@ -38,13 +38,13 @@ class Conversion:
     Args:
         converted: paths of the converted layers.
         left: the reason why a layer was left, by path.
-        unconverted: names modules that hold a large part of the weights and are no layers; empty if there
+        warning: names modules that hold a large part of the weights and are no layers; empty if there
             are none, or if the user left them out.
     """
 
     converted: tuple[str, ...]
     left: dict[str, str]
-    unconverted: str = ""
+    warning: str = ""
 
     def __str__(self) -> str:
         lines = [f"converted {len(self.converted)} layers: {', '.join(self.converted)}"]

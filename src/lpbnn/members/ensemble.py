@@ -185,12 +185,12 @@ class MemberEnsemble(UncertainModel):
     ) -> Outputs:
         """Run all members in one pass of the network, as rows of one batch (see ``run``)."""
         batch, count, points = call.batch, sampled.count, self.points
-        draw = self.members if predicting and points.can_loop else 0
+        of_draw = self.members if predicting and points.can_loop else 0
         # An input that has by chance as many rows as the expanded batch could be mistaken for it.
-        if draw and any(x.shape[:1] == (batch * count,) for x in call.tensors):
-            draw = 0
+        if of_draw and any(x.shape[:1] == (batch * count,) for x in call.tensors):
+            of_draw = 0
         shared = call.check.shared_inputs
-        state = MemberPass(sampled, batch, mode, draw, call.masks, shared)
+        state = MemberPass(sampled, batch, mode, of_draw, call.masks, shared)
         args, kwargs = call.args, call.kwargs
         if points.whole_network:
             args, kwargs = call.map_examples(expand_batch, members=count, mode=mode)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
+from lpbnn.convert.checks import SUPPORTED
 from lpbnn.convert.transposed import is_transposed_linear
 from lpbnn.members.call import Argument, Call, call_kind, is_batched, mask_arguments
 from lpbnn.members.passes import Loop, MemberPass, PassSlot
@@ -41,18 +42,7 @@ VECTORS = 16  # times as many in a batch of vectors or sequences, which members 
 FULL_PART = {"cpu": 2**16, "cuda": 2**24}
 UNROLLED = 8  # a compiler writes out every member of a loop: no more of them than this
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # these have no forward
-# Layers worth running only once.
-COSTLY = (
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-    nn.RNNBase,
-    nn.MultiheadAttention,
-)
+COSTLY = (*SUPPORTED, nn.RNNBase, nn.MultiheadAttention)  # worth running only once
 
 
 class ExpansionPoints:
@@ -107,7 +97,7 @@ class ExpansionPoints:
             self.observed.update(own.find_shared(key, state.rows))
         compiling = torch.compiler.is_compiling()
         any_examples = len(own.examples) > 0  # torch 2.11 does not compile bool(list)
-        if any_examples and state.draw and _may_loop(module, compiling):
+        if any_examples and state.members_of_draw and _may_loop(module, compiling):
             few = _members_at_a_time(own.examples, state, compiling)
             if few < state.count:
                 return self._run_earlier(module, own, state, few)
@@ -272,7 +262,7 @@ def _may_loop(module: nn.Module, compiling: bool) -> bool:
 
 def _members_at_a_time(examples: Sequence[Tensor], state: MemberPass, compiling: bool) -> int:
     """Return how many members run through a part together."""
-    one_draw = min(state.count, state.draw)
+    one_draw = min(state.count, state.members_of_draw)
     few = 1 if fills_device(examples, FULL if compiling else FULL_PART) else one_draw
     if not compiling:
         return few

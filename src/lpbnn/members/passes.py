@@ -54,7 +54,8 @@ class MemberPass:
         sampled: what makes the members differ, read by the converted layers.
         batch: the number of examples.
         mode: how the batch is expanded to the members.
-        draw: members of one draw, if parts of the network may run a few members at a time; 0: they may not.
+        members_of_draw: the number of members of one draw, if parts of the network may run a few members
+            at a time; 0: they may not.
         masks: inputs of the network that hold no examples, whatever their size.
         shared: which inputs of its expansion points hold none (``CallCheck.shared_inputs``).
     """
@@ -64,13 +65,13 @@ class MemberPass:
         sampled: Any,
         batch: int,
         mode: BatchMode = "repeat",
-        draw: int = 0,
+        members_of_draw: int = 0,
         masks: Sequence[Tensor] = (),
         shared: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self.sampled, self.batch = sampled, batch
         self.mode: BatchMode = mode
-        self.draw, self.masks, self.shared = draw, masks, shared or {}
+        self.members_of_draw, self.masks, self.shared = members_of_draw, masks, shared or {}
         self.count = sampled.count
         self.rows = rows_needed(batch, self.count, mode)  # of the expanded batch
         self.expanded = False  # True once an expansion point has expanded the batch

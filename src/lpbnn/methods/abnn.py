@@ -40,7 +40,7 @@ from lpbnn.likelihoods import Categorical, weighted_mean
 from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.members.passes import MemberPass, PassSlot
 from lpbnn.members.rows import BatchMode, expand_batch, gather
-from lpbnn.model import Terms, UncertainModel, total
+from lpbnn.model import Terms, UncertainModel, with_loss
 from lpbnn.options import Count, NonNegative, Options, Positive
 
 NORMS = (*RUNNING_NORMS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
@@ -242,12 +242,12 @@ class ABNN(MemberEnsemble):
         outputs, likelihood = self.run(self.sample(), call, mode), self.likelihood
         soft = tree_leaves(targets)[0].is_floating_point()
         if soft or not isinstance(likelihood, Categorical) or not self.training:
-            return total(**likelihood.nll_terms(outputs, targets, weights))
+            return with_loss(**likelihood.nll_terms(outputs, targets, weights))
         cells, counts = likelihood.nll(outputs, targets), likelihood.weights(targets)
         emphasis = self.emphasis(targets, outputs.shape[likelihood.dim]).to(cells.dtype)
         if weights is not None:
             emphasis = emphasis * weights.to(cells.dtype).view(-1, *(1,) * (cells.dim() - 1))
-        return total(nll=weighted_mean((cells * emphasis).sum(), (counts * emphasis).sum()))
+        return with_loss(nll=weighted_mean((cells * emphasis).sum(), (counts * emphasis).sum()))
 
     def emphasis(self, labels: Tensor, classes: int) -> Tensor:
         """Return eta for the labels of all rows, (rows, ...), member-major."""

@@ -56,7 +56,7 @@ from lpbnn.likelihoods import (
     weighted_mean,
 )
 from lpbnn.members.call import as_call, batch_size
-from lpbnn.model import Terms, UncertainModel, total
+from lpbnn.model import Terms, UncertainModel, with_loss
 from lpbnn.options import (
     BELOW_1,
     Count,
@@ -180,7 +180,7 @@ class DUQ(UncertainModel):
             return run_in_one_graph(self._penalised_loss, x, y, weight)
         args, kwargs = as_call(x)
         log_k = self.outputs(*args, **kwargs).squeeze(0)
-        return total(bce=self.bce(log_k, y, weight), gradient_penalty=log_k.new_zeros(()))
+        return with_loss(bce=self.bce(log_k, y, weight), gradient_penalty=log_k.new_zeros(()))
 
     def _penalised_loss(self, x: Any, y: Tensor, weight: Tensor | None) -> Terms:
         x = tree_map_only(Tensor, lambda t: as_leaf(t) if t.is_floating_point() else t, x)
@@ -194,7 +194,7 @@ class DUQ(UncertainModel):
         with sdpa_kernel(SDPBackend.MATH):
             log_k = self.outputs(*args, **kwargs).squeeze(0)
         penalty = self.config.gradient_penalty * input_penalty(log_k.exp().sum(), inputs, weight)
-        return total(bce=self.bce(log_k, y, weight), gradient_penalty=penalty)
+        return with_loss(bce=self.bce(log_k, y, weight), gradient_penalty=penalty)
 
     def bce(self, log_k: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
         """Return the binary cross-entropy of every K_c: mean or sum over classes, mean over examples.

@@ -47,7 +47,7 @@ from torch import Tensor, nn
 
 from lpbnn.likelihoods import Categorical, at_least_float32, member_axis, require_categorical
 from lpbnn.members.call import as_call
-from lpbnn.model import Terms, UncertainModel, total
+from lpbnn.model import Terms, UncertainModel, with_loss
 from lpbnn.options import NonNegative, OneNetwork, Options
 
 Risk = Literal["squared", "digamma", "log_marginal"]
@@ -114,7 +114,7 @@ class EDL(UncertainModel):
         risk = (bayes_risk(alpha, labels, self.config.risk) * weights).sum()
         kl = (kl_to_uniform(without_evidence(alpha, labels)) * weights).sum()
         full = alpha.shape[1] ** -2 if self.config.full_kl is None else self.config.full_kl
-        return total(risk=risk, kl=self.kl_weight.clone() * full * kl)
+        return with_loss(risk=risk, kl=self.kl_weight.clone() * full * kl)
 
     def before_epoch(self, epoch: int, epochs: int) -> None:
         """Set the KL's weight for the epoch."""

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from lpbnn.likelihoods import as_likelihood, take_scalings
 from lpbnn.members.call import as_call, batch_size, copy_tensors
 from lpbnn.methods.mcp import MCP
-from lpbnn.model import Outputs, Pass, Terms, UncertainModel, stack_members, total
+from lpbnn.model import Outputs, Pass, Terms, UncertainModel, stack_members, with_loss
 from lpbnn.options import Count, Options
 
 
@@ -106,7 +106,7 @@ class DeepEnsemble(UncertainModel):
         means = {name: torch.stack([terms[name] for terms in each]).mean() for name in each[0]}
         # The value of the mean with the gradient of the sum: see the top of the file.
         others = self.members - 1
-        return total(**{k: mean + others * (mean - mean.detach()) for k, mean in means.items()})
+        return with_loss(**{k: mean + others * (mean - mean.detach()) for k, mean in means.items()})
 
 
 def build(net: nn.Module, config: Config, **model_options: Any) -> DeepEnsemble:

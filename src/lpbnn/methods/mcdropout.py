@@ -46,7 +46,7 @@ from lpbnn.members.call import as_call
 from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.members.passes import MemberPass, PassSlot
 from lpbnn.members.rows import gather
-from lpbnn.model import Pass, Terms, noise_scale_value, total
+from lpbnn.model import Pass, Terms, noise_scale_value, with_loss
 from lpbnn.options import ABOVE_0, BELOW_1, Count, Options, Range
 
 Rate = Annotated[float, Range("a number between 0 and 1, without them", ABOVE_0, BELOW_1)]
@@ -276,7 +276,7 @@ class MCDropout(MemberEnsemble):
             return super().loss(x, y, weight)
         self.likelihood.check_batch(x, y)
         outputs = self.run(DropoutMasks(1), self.call(*as_call(x)))
-        return total(**self.likelihood.nll_terms(outputs, y, weight))
+        return with_loss(**self.likelihood.nll_terms(outputs, y, weight))
 
 
 def build(net: nn.Module, config: Config, **model_options: Any) -> MCDropout:

@@ -49,7 +49,7 @@ from lpbnn.model import (
     Terms,
     UncertainModel,
     stack_members,
-    total,
+    with_loss,
 )
 from lpbnn.options import (
     Count,
@@ -269,11 +269,11 @@ class MeanFieldBNN(UncertainModel):
         if not self.training:
             terms = super().loss(x, y, weight)
             del terms["loss"]
-            return total(**terms, kl=kl)
+            return with_loss(**terms, kl=kl)
         self.likelihood.check_batch(x, y)
         outputs = self._run(self.draw(self.flipout), *as_call(x))
         terms = self.likelihood.nll_terms(outputs, y, weight)
-        return total(**terms, kl=kl.to(terms["nll"].device))
+        return with_loss(**terms, kl=kl.to(terms["nll"].device))
 
     def fast_parameters(self) -> list[nn.Parameter]:
         """Return the parameters of the posterior."""
@@ -298,6 +298,6 @@ def build(net: nn.Module, config: Config, **model_options: Any) -> MeanFieldBNN:
         return GaussianLayer(layer, path, config.std, config.prior_std)
 
     conversion = convert(net, gaussian, config.include, config.exclude)
-    if conversion.unconverted:
-        warnings.warn(conversion.unconverted, stacklevel=3)  # the caller of lpbnn.build
+    if conversion.warning:
+        warnings.warn(conversion.warning, stacklevel=3)  # the caller of lpbnn.build
     return MeanFieldBNN(net, config, **model_options)

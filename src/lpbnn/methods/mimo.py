@@ -41,7 +41,7 @@ from lpbnn.likelihoods import MultiHead, require_targets
 from lpbnn.members.call import as_call, batch_size
 from lpbnn.members.partial import raise_with_advice
 from lpbnn.members.rows import expand_batch, gather
-from lpbnn.model import Outputs, Terms, UncertainModel, total
+from lpbnn.model import Outputs, Terms, UncertainModel, with_loss
 from lpbnn.options import Count, Options, Share
 from lpbnn.rank_one.layer import SUPPORTED, TRANSPOSED
 from lpbnn.registry import did_you_mean
@@ -237,7 +237,7 @@ class MIMO(UncertainModel):
             targets = tree_map_only(Tensor, lambda t, r=rows: t[r.to(t.device)], y)
             weights = None if weight is None else weight[rows.to(weight.device)]
             heads.append(self.likelihood.nll_terms(own, targets, weights))
-        return total(**{name: torch.stack([h[name] for h in heads]).sum() for name in heads[0]})
+        return with_loss(**{name: torch.stack([h[name] for h in heads]).sum() for name in heads[0]})
 
     def shuffled_examples(self, batch: int, device: torch.device) -> Tensor:
         """Return which example each head sees in each row, (M, rows); in evaluation all see the same."""

@@ -13,7 +13,7 @@ from lpbnn.convert.convert import convert, replace_modules
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.members.rows import BatchMode
-from lpbnn.model import Terms, total
+from lpbnn.model import Terms, with_loss
 from lpbnn.options import Count, NonNegative, Options
 from lpbnn.rank_one.factors import (
     FactorPosterior,
@@ -76,8 +76,8 @@ def convert_layers(
             f"unshared={config.unshared!r}: expected paths of converted layers, and not of all. They are "
             f"{', '.join(conversion.converted)}."
         )
-    if conversion.unconverted:
-        warnings.warn(conversion.unconverted, stacklevel=4)  # at lpbnn.build's caller
+    if conversion.warning:
+        warnings.warn(conversion.warning, stacklevel=4)  # at lpbnn.build's caller
 
 
 class RankOneEnsemble(MemberEnsemble):
@@ -178,7 +178,7 @@ class RankOneEnsemble(MemberEnsemble):
         terms = self.likelihood.nll_terms(outputs, training.targets, training.weights)
         for name, term in self.penalties(posterior).items():
             terms[name] = term.to(terms["nll"].device)  # layers may be on several devices
-        return total(**terms)
+        return with_loss(**terms)
 
     def penalties(self, posterior: Any) -> Terms:
         """Return what the method adds to the NLL, weighted, by name."""
