@@ -15,7 +15,7 @@ from lpbnn.extras import EXTRAS
 
 SOURCE = Path(lpbnn.__file__).parent
 LEVELS = [
-    {"registry", "source", "draws", "atomic", "extras", "metric_info", "options"},
+    {"registry", "source", "draws", "atomic", "extras", "metric_info", "options", "precision"},
     {"likelihoods", "metrics", "backbones", "data"},
     {"members", "kernels", "convert", "model", "rank_one", "prediction", "predict", "check"},
     {"methods", "build"},

@@ -24,6 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from lpbnn.precision import at_least_float32
+
 Task = Literal["classification", "segmentation", "regression", "multilabel"]
 Weighting = Literal["median", "log"]
 TASKS: tuple[str, ...] = get_args(Task)
@@ -775,11 +777,6 @@ def _match_scaling(
     likelihood.scaling = (
         None if scale is None else Scaling(torch.ones_like(scale), dim=likelihood.dim)
     )
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    """Return half precision as float32, and anything else as it is."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def weighted_mean(total: Tensor, weight: Tensor) -> Tensor:

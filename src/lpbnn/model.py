@@ -7,19 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import reduce
 from operator import add
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from lpbnn.kernels.autograd import is_traced
-from lpbnn.likelihoods import (
-    Categorical,
-    Likelihood,
-    at_least_float32,
-    require_row_weights,
-)
+from lpbnn.likelihoods import Categorical, Likelihood, require_row_weights
 from lpbnn.members.call import (
     Call,
     CallCheck,
@@ -30,37 +25,13 @@ from lpbnn.members.call import (
     mask_arguments,
 )
 from lpbnn.members.rows import member_rows
+from lpbnn.precision import WideBuffers
 
 Terms = dict[str, Tensor]
 Outputs = Any  # a tensor (S, B, ...), or a dict of such tensors for a network with several heads
 Pass = Callable[..., Outputs]
 Readout = Callable[[Any], Outputs]
 NOT_GIVEN: Any = object()
-
-
-class WideBuffers(nn.Module):
-    """A module whose own buffers follow it to a device, but never to half precision.
-
-    In half precision a running average would not move: in bfloat16 0.999 * 13 is 13, and in float16 a weight
-    of 1e-8 is 0.
-
-    Example:
-        >>> class Average(WideBuffers):
-        ...     def __init__(self) -> None:
-        ...         super().__init__()
-        ...         self.register_buffer("value", torch.full((1,), 1.001))
-        >>> Average().bfloat16().value
-        tensor([1.0010])
-    """
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)
-        for name, buffer in before.items():
-            cast = self._buffers[name]
-            if buffer is not None and cast is not None and at_least_float32(cast) is not cast:
-                self._buffers[name] = at_least_float32(buffer).to(cast.device)
-        return self
 
 
 class UncertainModel(WideBuffers):

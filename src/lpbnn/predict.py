@@ -18,8 +18,7 @@ from lpbnn.convert.wrapper import Wrapper
 from lpbnn.draws import PrivateDraws, seed_from
 from lpbnn.extras import missing
 from lpbnn.likelihoods import Categorical, Likelihood, MultiHead, Summary
-from lpbnn.members.call import Call, as_call, copy_tensors
-from lpbnn.members.partial import raise_with_advice
+from lpbnn.members.call import Call, as_call, copy_tensors, raise_with_advice
 from lpbnn.model import LossStep, Pass, UncertainModel, at_least_one
 
 if TYPE_CHECKING:

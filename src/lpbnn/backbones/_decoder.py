@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from lpbnn.backbones._parts import conv, initialise
 from lpbnn.backbones._parts import dropout as dropout_slot
-from lpbnn.likelihoods import at_least_float32
+from lpbnn.precision import at_least_float32
 
 Norm = Literal["batch", "group"]
 

@@ -12,12 +12,12 @@ from lpbnn.likelihoods import (
     Likelihood,
     MultiHead,
     MultiLabel,
-    at_least_float32,
     member_axis,
     require_tensor,
 )
 from lpbnn.members.call import as_call, batch_size, copy_tensors
 from lpbnn.model import Outputs, UncertainModel, at_least_one
+from lpbnn.precision import at_least_float32
 from lpbnn.predict import seeded_passes, to_device
 
 CELLS_PER_EXAMPLE = 2000  # pixels of one map that take part in a fit

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from lpbnn.likelihoods import at_least_float32
+from lpbnn.precision import at_least_float32
 
 IN_ONE_PASS = 2**11  # pixels of a row that a compiler sums in one piece
 

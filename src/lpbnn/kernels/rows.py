@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lpbnn.likelihoods import at_least_float32
 from lpbnn.members.rows import gather
+from lpbnn.precision import at_least_float32
 
 IN_ONE_KERNEL = 8  # tensors that a compiler stacks at once
 

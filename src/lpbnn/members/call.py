@@ -6,7 +6,7 @@ and other shared inputs do not, whatever their size; they are found by their pla
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, NoReturn, get_args
 
 import torch
 from torch import Tensor, nn
@@ -222,6 +222,18 @@ def copy_tensors(tree: Any) -> Any:
     Parameters stay: they are learned, and a copy would be another one.
     """
     return tree_map_only(Tensor, lambda x: x if isinstance(x, nn.Parameter) else x.clone(), tree)
+
+
+def raise_with_advice(advice: str, error: Exception) -> NoReturn:
+    """Raise the error with the advice in its message, for logs that print no notes.
+
+    Errors of a special kind, for example out of memory, are what other code looks for: they get a note.
+    """
+    if advice and type(error) in (RuntimeError, TypeError, ValueError):
+        raise type(error)(f"{error}\n{advice}") from error
+    if advice:
+        error.add_note(advice)
+    raise error
 
 
 def mask_arguments(module: nn.Module) -> list[Argument]:

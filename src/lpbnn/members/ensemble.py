@@ -12,14 +12,13 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.likelihoods import require_targets
-from lpbnn.members.call import EXECUTIONS, Call, CallCheck, as_call, copy_tensors
+from lpbnn.members.call import EXECUTIONS, Call, CallCheck, as_call, copy_tensors, raise_with_advice
 from lpbnn.members.partial import (
     FULL,
     ExpansionPoints,
     fills_device,
     find_expansion_points,
     given_points,
-    raise_with_advice,
 )
 from lpbnn.members.passes import MemberPass, PassSlot, Sampled
 from lpbnn.members.rows import (

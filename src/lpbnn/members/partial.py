@@ -18,7 +18,7 @@ A module may make three promises as attributes:
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -293,18 +293,6 @@ def _require_rows(module: nn.Module, output: Any, rows: int) -> None:
             f"{[tuple(leaf.shape) if isinstance(leaf, Tensor) else leaf for leaf in leaves]}. "
             "Fix: loop_members = False, so that its members are computed together."
         )
-
-
-def raise_with_advice(advice: str, error: Exception) -> NoReturn:
-    """Raise the error with the advice in its message, for logs that print no notes.
-
-    Errors of a special kind, for example out of memory, are what other code looks for: they get a note.
-    """
-    if advice and type(error) in (RuntimeError, TypeError, ValueError):
-        raise type(error)(f"{error}\n{advice}") from error
-    if advice:
-        error.add_note(advice)
-    raise error
 
 
 def remove_expansion_hooks(net: nn.Module) -> None:

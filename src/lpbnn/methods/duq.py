@@ -48,13 +48,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from lpbnn.convert.convert import replace_modules
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.kernels.double_backward import as_leaf, gradient_norms, run_in_one_graph
-from lpbnn.likelihoods import (
-    Categorical,
-    at_least_float32,
-    require_categorical,
-    require_row_weights,
-    weighted_mean,
-)
+from lpbnn.likelihoods import Categorical, require_categorical, require_row_weights, weighted_mean
 from lpbnn.members.call import as_call, batch_size
 from lpbnn.model import Terms, UncertainModel, with_loss
 from lpbnn.options import (
@@ -66,7 +60,7 @@ from lpbnn.options import (
     Positive,
     Range,
 )
-from lpbnn.rank_one.factors import full_precision
+from lpbnn.precision import at_least_float32, full_precision
 
 Score = Literal["kernel", "confidence"]
 Momentum = Annotated[float, Range("a number with 0 <= gamma < 1", 0, BELOW_1)]

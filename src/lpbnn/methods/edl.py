@@ -45,10 +45,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lpbnn.likelihoods import Categorical, at_least_float32, member_axis, require_categorical
+from lpbnn.likelihoods import Categorical, member_axis, require_categorical
 from lpbnn.members.call import as_call
 from lpbnn.model import Terms, UncertainModel, with_loss
 from lpbnn.options import NonNegative, OneNetwork, Options
+from lpbnn.precision import at_least_float32
 
 Risk = Literal["squared", "digamma", "log_marginal"]
 Score = Literal["vacuity", "confidence"]

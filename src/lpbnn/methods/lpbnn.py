@@ -62,13 +62,13 @@ from lpbnn.kernels.rows import copy_to_rows, stack_tensors
 from lpbnn.members.rows import expand_batch
 from lpbnn.model import Terms, UncertainModel
 from lpbnn.options import Count, DataCount, NonNegative, require_num_data
+from lpbnn.precision import full_precision
 from lpbnn.rank_one.ensemble import RankOneConfig, RankOneEnsemble, convert_layers
 from lpbnn.rank_one.factors import (
     FactorPosterior,
     Factors,
     Init,
     LayerFactors,
-    full_precision,
     group_layers,
     initial,
 )

@@ -40,7 +40,6 @@ from torch.func import functional_call
 from lpbnn.convert.checks import Filter
 from lpbnn.convert.convert import convert
 from lpbnn.convert.wrapper import Wrapper
-from lpbnn.likelihoods import at_least_float32
 from lpbnn.members.call import as_call, copy_tensors
 from lpbnn.members.passes import PassSlot
 from lpbnn.model import (
@@ -60,7 +59,8 @@ from lpbnn.options import (
     annealed,
     require_num_data,
 )
-from lpbnn.rank_one.factors import full_precision, kl_to_standard_normal
+from lpbnn.precision import at_least_float32, full_precision
+from lpbnn.rank_one.factors import kl_to_standard_normal
 
 
 @dataclasses.dataclass(frozen=True)

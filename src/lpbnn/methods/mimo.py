@@ -38,8 +38,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from lpbnn.convert.convert import convert
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.likelihoods import MultiHead, require_targets
-from lpbnn.members.call import as_call, batch_size
-from lpbnn.members.partial import raise_with_advice
+from lpbnn.members.call import as_call, batch_size, raise_with_advice
 from lpbnn.members.rows import expand_batch, gather
 from lpbnn.model import Outputs, Terms, UncertainModel, with_loss
 from lpbnn.options import Count, Options, Share

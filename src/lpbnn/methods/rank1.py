@@ -24,16 +24,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lpbnn.kernels.rows import stack_tensors
-from lpbnn.likelihoods import at_least_float32
 from lpbnn.model import Terms
 from lpbnn.options import DataCount, Positive, Share, annealed, require_num_data
+from lpbnn.precision import at_least_float32, full_precision
 from lpbnn.rank_one.ensemble import RankOneConfig, RankOneEnsemble, convert_layers
 from lpbnn.rank_one.factors import (
     FactorPosterior,
     Factors,
     Init,
     LayerFactors,
-    full_precision,
     group_layers,
     initial,
     kl_to_standard_normal,

@@ -57,10 +57,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lpbnn.likelihoods import at_least_float32
 from lpbnn.members.call import as_call, batch_size, copy_tensors
-from lpbnn.model import NotFittedWarning, Outputs, Pass, UncertainModel, WideBuffers, stack_members
+from lpbnn.model import NotFittedWarning, Outputs, Pass, UncertainModel, stack_members
 from lpbnn.options import Count, NonNegative, Options, Positive
+from lpbnn.precision import WideBuffers, at_least_float32
 from lpbnn.predict import inputs_of
 
 ONE_THREAD = threading.RLock()  # functional_call replaces the network's tensors while it runs

@@ -14,7 +14,6 @@ penalties can be computed at any time.
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from operator import attrgetter, itemgetter
 from typing import Any, Literal, NamedTuple
 
@@ -179,13 +178,6 @@ def initial(members: int, width: int, std: float, init: Init) -> Tensor:
     if init == "signs":
         return torch.randint(0, 2, (members, width)).to(dtype) * 2 - 1
     return 1 + std * torch.randn(members, width, dtype=dtype)
-
-
-def full_precision(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context without autocast: factors are small and multiply everything."""
-    if device.type == "meta":  # it has no autocast
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
 
 
 def kl_to_standard_normal(mean: Tensor, log_variance: Tensor) -> Tensor:

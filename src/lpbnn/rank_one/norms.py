@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lpbnn.convert.wrapper import Wrapper
-from lpbnn.members.partial import raise_with_advice
+from lpbnn.members.call import raise_with_advice
 from lpbnn.members.passes import MemberPass, PassSlot
 from lpbnn.members.rows import gather
 
