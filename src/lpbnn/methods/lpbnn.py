@@ -124,7 +124,7 @@ class LatentPosterior(FactorPosterior):
         codes, biases, read = [], [], attrgetter(*AUTOENCODER)
         with full_precision(device):
             for group in self.groups:
-                tensors = zip(*[read(layers[i]) for i in group], strict=True)
+                tensors = zip(*map(read, group.values()), strict=True)
                 r, encoder, bias, decoder, decoder_bias = map(stack_tensors, tensors)
                 # The weight is the left factor: its gradient comes as the parameters lie, not transposed.
                 codes.append(torch.bmm(encoder, ((r - 1) / r.shape[-1] ** 0.5).mT).to(device))
@@ -176,8 +176,8 @@ class LatentPosterior(FactorPosterior):
         """Return (r^, s) of every layer, in the order the layers were given in."""
         pairs: list[Any] = [None] * len(self.layers)
         for group, same in zip(self.groups, r_hats, strict=True):
-            for i, r in zip(group, same, strict=True):
-                pairs[i] = LayerFactors(r, expand_batch(self.layers[i].s, samples))
+            for (i, layer), r in zip(group.items(), same, strict=True):
+                pairs[i] = LayerFactors(r, expand_batch(layer.s, samples))
         return pairs
 
     def covariance_factors(self) -> list[Tensor]:

@@ -58,7 +58,7 @@ class GaussianPosterior(FactorPosterior):
         sampled: dict[int, LayerFactors] = {}
         shape = ("members", "inputs", "outputs", "r_mean.device", "r_mean.dtype")
         for group in group_layers(self.layers, *shape):
-            same = [self.layers[i] for i in group]
+            same = list(group.values())
             with full_precision(same[0].r_mean.device):
                 r, s = (
                     _sample(

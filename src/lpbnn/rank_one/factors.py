@@ -156,18 +156,19 @@ class FixedFactors(PointFactors):
         self.register_buffer("s", s)
 
 
-def group_layers(layers: Sequence[Any], *attributes: str) -> list[list[int]]:
-    """Return the indices of layers with equal attributes, groups in ascending order of the first of these.
+def group_layers(layers: Sequence[Any], *attributes: str) -> list[dict[int, Any]]:
+    """Return groups of layers with equal attributes, in ascending order of the first of these.
+
+    A group has its layers by their numbers in the given order.
 
     Example:
-        >>> group_layers(
-        ...     [nn.Linear(5, 1), nn.Linear(4, 1), nn.Linear(5, 1)], "in_features", "bias.dtype"
-        ... )
+        >>> many = [nn.Linear(5, 1), nn.Linear(4, 1), nn.Linear(5, 1)]
+        >>> [list(group) for group in group_layers(many, "in_features", "bias.dtype")]
         [[1], [0, 2]]
     """
     read, groups = attrgetter(*attributes), {}
     for i, layer in enumerate(layers):
-        groups.setdefault(read(layer), []).append(i)
+        groups.setdefault(read(layer), {})[i] = layer
     return [groups[key] for key in sorted(groups, key=itemgetter(0))]
 
 
