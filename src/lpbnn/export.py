@@ -26,7 +26,7 @@ from lpbnn.atomic import write_atomic
 from lpbnn.calibration.conformal import Conformal
 from lpbnn.draws import RepeatedDraws
 from lpbnn.likelihoods import MultiHead
-from lpbnn.members.call import as_call, batch_size, is_batched
+from lpbnn.members.call import Arguments, as_call, batch_size, is_batched
 from lpbnn.model import UncertainModel
 from lpbnn.predict import (
     MemberSums,
@@ -255,7 +255,7 @@ def require_free(path: Path, force: bool) -> None:
         )
 
 
-def prepared(x: Any, prepare: nn.Module | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def prepared(x: Any, prepare: nn.Module | None) -> Arguments:
     """Return the model's arguments from the graph's inputs."""
     args, kwargs = as_call(x)
     return (args, kwargs) if prepare is None else as_call(prepare(*args, **kwargs))

@@ -11,14 +11,21 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.draws import PrivateDraws, seed_from
 from lpbnn.extras import missing
 from lpbnn.likelihoods import Categorical, Likelihood, MultiHead, Summary
-from lpbnn.members.call import Call, as_call, copy_tensors, raise_with_advice
+from lpbnn.members.call import (
+    Arguments,
+    as_call,
+    batch_size,
+    copy_tensors,
+    is_batched,
+    raise_with_advice,
+)
 from lpbnn.model import LossStep, Pass, UncertainModel, at_least_one
 
 if TYPE_CHECKING:
@@ -367,23 +374,24 @@ def predict(
     samples = at_least_one("samples", samples)
     chunk = None if chunk is None else at_least_one("chunk", chunk)
     keep = keep_members is not False
-    call = Call(*as_call(x))
-    bad = not_finite(call)
+    inputs = as_call(x)
+    batch = batch_size(*inputs)
+    bad = not_finite(inputs, batch)
     if bad is not None and not allow_not_finite:
         raise _not_finite_error("inputs", bad)
-    width, step = model.chunk_sizes(call.batch, samples, chunk)
+    width, step = model.chunk_sizes(batch, samples, chunk)
     heads = model.likelihood.heads
     with model.evaluating(), torch.no_grad():
-        calls = [call] if step >= call.batch else _cut(model, call, step)
-        sums = {name: [MemberSums(head, keep) for _ in calls] for name, head in heads.items()}
+        parts = [inputs] if step >= batch else _cut(model, inputs, step)
+        sums = {name: [MemberSums(head, keep) for _ in parts] for name, head in heads.items()}
         for run in seeded_passes(model, samples, width, seed):
-            for i, part in enumerate(calls):
+            for i, part in enumerate(parts):
                 # A network may change its inputs in place, and the next pass needs them as they are.
-                args, kwargs = copy_tensors((part.args, part.kwargs))
+                args, kwargs = copy_tensors(part)
                 try:
                     outputs = run(*args, **kwargs)
                 except RuntimeError as error:
-                    raise_with_advice(WAS_CUT if len(calls) > 1 else "", error)
+                    raise_with_advice(WAS_CUT if len(parts) > 1 else "", error)
                 except TypeError as error:
                     raise_with_advice(ONE_CALL if len(args) > 1 else "", error)
                 for name in heads:
@@ -391,8 +399,8 @@ def predict(
                     sums[name][i].add(head, model.ood_score)
                 outputs = head = None  # before the next pass makes its own
     found = {}
-    for name, parts in sums.items():
-        prediction = merge([part.finish() for part in parts])
+    for name, own in sums.items():
+        prediction = merge([part.finish() for part in own])
         found[name] = flag_not_finite(prediction, bad, allow_not_finite)
     # The annotation is for the usual case, one head: a type checker cannot tell the two apart.
     return found if isinstance(model.likelihood, MultiHead) else found[""]  # type: ignore[return-value]
@@ -523,14 +531,15 @@ def unwrap(model: nn.Module) -> UncertainModel:
     )
 
 
-def _cut(model: UncertainModel, call: Call, step: int) -> list[Call]:
-    """Return a call for every ``step`` examples; refuse examples that depend on each other."""
+def _cut(model: UncertainModel, inputs: Arguments, step: int) -> list[Arguments]:
+    """Return the inputs of every ``step`` examples; refuse examples that depend on each other."""
+    call = model.independent_call(*inputs)
     # A part may not have as many rows as an input that is not a batch: it would be taken for one.
     others = {x.shape[0] for x in call.tensors if x.dim() > 0} - {call.batch}
     while step > 1 and (step in others or call.batch % step in others):
         step -= 1
-    call = model.independent_call(call.args, call.kwargs)
-    return [call.take(slice(start, start + step)) for start in range(0, call.batch, step)]
+    parts = [call.take(slice(start, start + step)) for start in range(0, call.batch, step)]
+    return [(part.args, part.kwargs) for part in parts]
 
 
 class MemberSums:
@@ -667,13 +676,15 @@ def _call_within(draws: PrivateDraws, run: Pass, *args: Any, **kwargs: Any) -> A
         return run(*args, **kwargs)
 
 
-def not_finite(call: Call) -> Tensor | None:
+def not_finite(inputs: Arguments, batch: int) -> Tensor | None:
     """Return which examples hold NaN, or infinity in the first input; None if none do.
 
     Other inputs may hold infinity: masks that are added to a logit do.
     """
     bad, first = None, True
-    for x in call.examples:
+    for x in tree_leaves(inputs):
+        if not isinstance(x, Tensor) or not is_batched(x, batch):
+            continue
         if x.is_floating_point() and not x.is_meta:  # a meta tensor has no values
             wrong = ~x.isfinite() if first else x.isnan()
             rows = wrong.flatten(1).any(1) if x.dim() > 1 else wrong

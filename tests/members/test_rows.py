@@ -57,7 +57,7 @@ def test_split_is_free_when_it_divides() -> None:
     x = torch.randn(8, 3)
     assert expand_batch(x, 4, "split") is x
     model = lpbnn.build(nn.Linear(3, 2), "batchensemble", members=4)
-    assert model.training_call(x, torch.zeros(8).long(), None, "split").weights is None
+    assert model.loss_batch(x, torch.zeros(8).long(), None, "split").weights is None
     with FakeTensorMode():  # nothing that depends on values: a GPU is not waited for
         assert row_weights(128, 3, torch.device("cpu")).shape == (129,)
 

@@ -63,7 +63,7 @@ def test_the_loss_runs_sampled_factors_and_keeps_their_mean() -> None:
     factors = LatentFactors(2, 16, 3, latent=4)
     posterior = LatentPosterior([factors])
     [(mean, _)] = posterior.mean()
-    [(r, _)] = posterior.sample(rows=1)
+    [(r, _)] = posterior.sample(rows_per_member=1)
     assert (r - mean).abs().max() > 0.01
     assert posterior.center is not None
     torch.testing.assert_close(posterior.center[0][0], mean)

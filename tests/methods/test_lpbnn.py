@@ -56,7 +56,7 @@ def test_copies_of_a_sample_lie_beside_it(monkeypatch: pytest.MonkeyPatch) -> No
     for compiling in (False, True):
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda answer=compiling: answer)
         torch.manual_seed(3)
-        found.append(posterior.sample(rows=4))
+        found.append(posterior.sample(rows_per_member=4))
     for (r, s), (rows, same) in zip(*found, strict=True):
         assert torch.equal(rows, r.repeat_interleave(4, 0))
         assert torch.equal(same, s)

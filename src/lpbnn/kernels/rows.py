@@ -54,15 +54,15 @@ def per_row(factor: Tensor, rows: int) -> Tensor:
     return factor.unsqueeze(1).expand(-1, rows // factor.shape[0], -1).flatten(0, 1)
 
 
-def copy_to_rows(factors: Tensor, rows: int) -> Tensor:
+def copy_to_rows(factors: Tensor, rows_per_member: int) -> Tensor:
     """Return factors (L, J, m) of L layers with a copy for every row of a member, for a compiler.
 
     It sums the gradients of copies that are made here, for all layers at once, faster than those it makes
     layer by layer. Without a compiler the factors stay as they are.
     """
-    if rows == 1 or not torch.compiler.is_compiling():
+    if rows_per_member == 1 or not torch.compiler.is_compiling():
         return factors
-    return factors.unsqueeze(2).expand(-1, -1, rows, -1).flatten(1, 2)
+    return factors.unsqueeze(2).expand(-1, -1, rows_per_member, -1).flatten(1, 2)
 
 
 def as_vectors(factor: Tensor, rows: Tensor, channels: int = 2) -> Tensor:

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 Execution = Literal["unchecked", "batched", "loop", "single"]
 EXECUTIONS: tuple[str, ...] = get_args(Execution)
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # args and kwargs of a call
 # Torch's names of (queries, keys) masks that all examples share; padding masks have a row per example.
 ATTENTION_MASKS = ("src_mask", "tgt_mask", "memory_mask", "attn_mask")
 
@@ -178,7 +179,7 @@ def call_kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     return " ".join(found)
 
 
-def as_call(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def as_call(x: Any) -> Arguments:
     """Return a batch as arguments: a tensor, a tuple of arguments, or a mapping of keywords."""
     if isinstance(x, Mapping):
         return (), dict(x)

@@ -35,22 +35,22 @@ from lpbnn.model import Outputs, Pass, UncertainModel
 MAX_MEMBERS_PER_PASS = 16
 
 
-class TrainingCall(NamedTuple):
-    """The call of a network in a loss, with targets and weights for the rows of all members.
+class LossBatch(NamedTuple):
+    """The batch of a loss: the call of the network, with targets and weights for the rows of all members.
 
     Args:
         call: of the network.
         mode: how the batch is distributed over the members.
         targets: of the J * n rows, member-major.
         weights: of the rows; None counts all equally.
-        rows: n, in one pass of all members; 1 if they run one after another, or in evaluation.
+        rows_per_member: n, in one pass of all members; 1 if they run one after another, or in evaluation.
     """
 
     call: Call
     mode: BatchMode
     targets: Any
     weights: Tensor | None
-    rows: int
+    rows_per_member: int
 
 
 class MemberEnsemble(UncertainModel):
@@ -222,10 +222,8 @@ class MemberEnsemble(UncertainModel):
             outputs.append(output if j == count - 1 else tree_map(torch.clone, output))
         return outputs[0] if count == 1 else tree_map(lambda *own: torch.cat(own), *outputs)
 
-    def training_call(
-        self, x: Any, y: Any, weight: Tensor | None, batch_mode: BatchMode
-    ) -> TrainingCall:
-        """Return the call of a loss: how its batch is distributed, and the targets and weights of all rows.
+    def loss_batch(self, x: Any, y: Any, weight: Tensor | None, batch_mode: BatchMode) -> LossBatch:
+        """Return the batch of a loss: how the members share it, and the targets and weights of all rows.
 
         Args:
             x: the inputs, as ``loss`` takes them.
@@ -248,7 +246,7 @@ class MemberEnsemble(UncertainModel):
             weight = once if weight is None else once * weight
         in_one_pass = self.training and members > 1 and call.check.execution != "loop"
         rows = rows_needed(batch, members, mode) // members if in_one_pass else 1
-        return TrainingCall(call, mode, targets, weight, rows)
+        return LossBatch(call, mode, targets, weight, rows)
 
     # The check at the first batch of every kind.
 

@@ -238,7 +238,7 @@ class ABNN(MemberEnsemble):
         )
 
     def loss(self, x: Any, y: Any, weight: Tensor | None = None) -> Terms:
-        call, mode, targets, weights, _ = self.training_call(x, y, weight, self.config.batch_mode)
+        call, mode, targets, weights, _ = self.loss_batch(x, y, weight, self.config.batch_mode)
         outputs, likelihood = self.run(self.sample(), call, mode), self.likelihood
         soft = tree_leaves(targets)[0].is_floating_point()
         if soft or not isinstance(likelihood, Categorical) or not self.training:

@@ -148,11 +148,11 @@ class LatentPosterior(FactorPosterior):
         self,
         samples: int = 1,
         noise_scale: Tensor | None = None,
-        rows: int | None = None,
+        rows_per_member: int | None = None,
     ) -> list[LayerFactors]:
         """Sample r^ and s of every layer; see ``FactorPosterior.sample``.
 
-        A loss, which gives ``rows``, needs the mean of r^ for its penalties: it is decoded with the samples.
+        A loss, which gives the rows, needs the mean of r^ for its penalties: it is decoded with the samples.
         """
         mu, sigma = self.mu, self.sigma
         if noise_scale is not None:
@@ -160,12 +160,12 @@ class LatentPosterior(FactorPosterior):
         shape = (mu.shape[0], samples, *mu.shape[1:])
         epsilon = torch.randn(shape, device=mu.device, dtype=mu.dtype)
         z = torch.addcmul(mu.unsqueeze(1), sigma.unsqueeze(1), epsilon).flatten(1, 2)
-        if rows is None:
+        if rows_per_member is None:
             return self._pairs(self.decode(z), samples)
         r_hats, self.center = [], []
         for both in self.decode(torch.cat([z, mu], 1)):
             r_hat, center = both.split([z.shape[1], mu.shape[1]], 1)
-            r_hats.append(copy_to_rows(r_hat, rows))
+            r_hats.append(copy_to_rows(r_hat, rows_per_member))
             self.center.append(center)
         return self._pairs(r_hats, samples)
 

@@ -53,7 +53,10 @@ class GaussianPosterior(FactorPosterior):
     """Independent Gaussians; layers of equal shape are sampled together."""
 
     def sample(
-        self, samples: int = 1, noise_scale: Tensor | None = None, rows: int | None = None
+        self,
+        samples: int = 1,
+        noise_scale: Tensor | None = None,
+        rows_per_member: int | None = None,
     ) -> list[LayerFactors]:
         sampled: dict[int, LayerFactors] = {}
         shape = ("members", "inputs", "outputs", "r_mean.device", "r_mean.dtype")

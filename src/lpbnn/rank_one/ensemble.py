@@ -171,11 +171,11 @@ class RankOneEnsemble(MemberEnsemble):
         return SampledFactors(factors)
 
     def loss(self, x: Any, y: Any, weight: Tensor | None = None) -> Terms:
-        training = self.training_call(x, y, weight, self.batch_mode)
+        batch = self.loss_batch(x, y, weight, self.batch_mode)
         posterior = self.posterior()
-        sampled = SampledFactors(posterior.sample(1, self.noise_scale, training.rows))
-        outputs = self.run(sampled, training.call, training.mode)
-        terms = self.likelihood.nll_terms(outputs, training.targets, training.weights)
+        sampled = SampledFactors(posterior.sample(1, self.noise_scale, batch.rows_per_member))
+        outputs = self.run(sampled, batch.call, batch.mode)
+        terms = self.likelihood.nll_terms(outputs, batch.targets, batch.weights)
         for name, term in self.penalties(posterior).items():
             terms[name] = term.to(terms["nll"].device)  # layers may be on several devices
         return with_loss(**terms)

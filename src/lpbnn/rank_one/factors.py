@@ -85,15 +85,18 @@ class FactorPosterior:
         self.layers = layers
 
     def sample(
-        self, samples: int = 1, noise_scale: Tensor | None = None, rows: int | None = None
+        self,
+        samples: int = 1,
+        noise_scale: Tensor | None = None,
+        rows_per_member: int | None = None,
     ) -> list[LayerFactors]:
         """Sample r (samples * J, m) and s (samples * J, p) of every layer, sample-major.
 
         Args:
             samples: draws of each of the J members.
             noise_scale: a scalar that multiplies the posterior's standard deviation; None is 1.
-            rows: of each member in the pass of a loss; None if there is no loss. In a compiled loss r may
-                have one copy for each of them.
+            rows_per_member: in the pass of a loss; None if there is no loss. In a compiled loss r may have
+                one copy for each of them.
         """
         return [
             LayerFactors(expand_batch(r, samples), expand_batch(s, samples)) for r, s in self.mean()
