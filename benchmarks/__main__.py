@@ -16,8 +16,8 @@ from tyro.conf import Positional, arg
 
 from benchmarks import flops as operations
 from benchmarks import tables
-from benchmarks.measure import Row, Setup
 from benchmarks.networks import DEEPLAB, METHODS, Record, measure, read, setup_of
+from lpbnn.bench import Row, Setup
 
 console = Console() if sys.stdout.isatty() else Console(width=136)
 Settings = Annotated[Setup, arg(name="")]

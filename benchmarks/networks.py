@@ -10,8 +10,8 @@ import torch
 from torch.utils.benchmark import set_torch_threads
 
 from benchmarks.archive import read_json
-from benchmarks.measure import Row, Setup, measurements
 from lpbnn import backbones
+from lpbnn.bench import Row, Setup, measurements
 from lpbnn.training.environment import environment
 from lpbnn.training.files import RunError, write_json
 

@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from benchmarks import measure as bench
-from benchmarks.measure import PLAIN, Row, Setup, ratio
 from benchmarks.networks import Record
+from lpbnn import bench
+from lpbnn.bench import PLAIN, Row, Setup, ratio
 from lpbnn.report.runs import title
 
 COLUMNS = bench.COLUMNS | {

@@ -1,5 +1,5 @@
 """Peak of the bytes alive in tensors: exact, and the same on every machine."""
 
-from benchmarks.measure import PeakMemory
+from lpbnn.bench import PeakMemory
 
 __all__ = ["PeakMemory"]

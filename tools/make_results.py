@@ -13,8 +13,8 @@ from typing import Any
 from tools import fair
 from tools.make_tables import RESULTS, ROOT, TABLES, read_csv, value_of
 
-from benchmarks.measure import ratio
 from benchmarks.tables import COSTS, TABLE_3
+from lpbnn.bench import ratio
 from lpbnn.experiments import diversity, stability, table1, table2
 from lpbnn.report.runs import title
 

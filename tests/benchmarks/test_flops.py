@@ -7,8 +7,8 @@ from torch import nn
 
 from benchmarks.__main__ import main
 from benchmarks.flops import parameters, predict_operations, train_operations
-from benchmarks.setup import Setup
 from lpbnn import backbones
+from lpbnn.bench import Setup
 
 LATENT = 32
 STREET = Setup(

@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks import networks, tables
 from benchmarks.__main__ import main
-from benchmarks.measure import Bench, Row, Setup, ratio
 from benchmarks.networks import Record, measure
+from lpbnn.bench import Bench, Row, Setup, ratio
 
 SMALL = ("--device", "cpu", "--mode", "eager", "--repeats", "2", "--batch", "4")
 QUICK = ("networks", "--backbone", "small-cnn", "--input", "3", "8", "8", *SMALL)

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks import networks
 from benchmarks.networks import METHODS, Record, measure
-from benchmarks.setup import Mode, Setup
+from lpbnn.bench import Mode, Setup
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 

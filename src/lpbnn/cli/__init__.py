@@ -444,24 +444,14 @@ def bench(
         device: auto is the GPU if there is one.
         threads: on a CPU; more than there are free cores make the times useless.
     """
-    import torch
+    from lpbnn.bench import Setup, measurements, table
 
-    from lpbnn.bench import Network, measured, table
-
-    if not input or min(*input, classes, batch, members, repeats, threads) < 1:
-        raise ValueError(
-            "input, classes, batch, members, repeats and threads: expected at least 1."
-        )
-    cuda = torch.cuda.is_available()
-    if device == "cuda" and not cuda:
-        raise ValueError("device is 'cuda', but torch finds no CUDA device. Fix: device='cpu'.")
-    torch.set_num_threads(threads)
-    place = torch.device("cuda" if cuda and device != "cpu" else "cpu")
-    network = Network(backbone, input, classes, batch, place)
-    rows = list(measured(network, methods, members, repeats))
-    console.print(table(rows, members))
+    own = {"repeats": repeats, "device": device, "threads": threads}
+    setup = Setup(backbone, input, classes, batch, mode="eager", precision="32", **own)
+    cases = list(measurements(setup, methods, (members,)))
+    console.print(table(row for _, row, _ in cases if row is not None))
     _say(f"{backbone}, batch {batch}; in brackets: times the plain network")
-    for name, _, _, why in rows:
+    for name, _, why in cases:
         if why:
             _say(f"not measured: {name}: {why}")
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import lpbnn
 from lpbnn import data, metrics, plots
-from lpbnn.bench import Network, measure
+from lpbnn.bench import Bench, Setup, ratio
 from lpbnn.model import UncertainModel
 from lpbnn.report.page import Picture
 from lpbnn.report.svg import colour, drawing
@@ -270,17 +270,15 @@ def street_scene(epochs: int = 12) -> Picture:
 
 def cost(threads: int = 1, repeats: int = 5) -> tuple[Picture, str]:
     """Time a residual network of a usual size by three methods; return the picture and a sentence."""
-    network = Network("wrn-16-4", (3, 32, 32), 10, batch=16, device=torch.device("cpu"))
+    own: dict[str, Any] = {"mode": "eager", "device": "cpu"}
+    setup = Setup("wrn-16-4", batch=16, repeats=repeats, threads=threads, **own)
     ways = {"LP-BNN": "lpbnn", "Deep Ensemble": "ensemble"}
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    rows = {name: measure(network, method, 4, repeats) for name, method in ways.items()}
-    torch.set_num_threads(before)
-    times = {
-        name: [own.train / plain.train, own.predict / plain.predict]
-        for name, (own, plain) in rows.items()
-    }
-    size = {name: own.parameters / plain.parameters for name, (own, plain) in rows.items()}
+    with Bench(setup) as bench:
+        rows = {name: bench.measure(method, 4) for name, method in ways.items()}
+    times, size = (
+        {name: [ratio(row, what) or 0.0 for what in keys] for name, row in rows.items()}
+        for keys in (("train", "predict"), ("parameters",))
+    )
     with drawing(560, 150, "Cost of four members relative to the plain network") as made:
         for number, title in enumerate(("training step", "prediction")):
             axes = made.axes(number * 290 + 90, 24, 180, 90)
@@ -299,9 +297,9 @@ def cost(threads: int = 1, repeats: int = 5) -> tuple[Picture, str]:
             "price",
             "What four members cost",
             (
-                f"A residual network with 2.7 million weights (wrn-16-4), batches of {network.batch}, "
+                f"A residual network with 2.7 million weights (wrn-16-4), batches of {setup.batch}, "
                 f"here and now: times the plain network's time. {parts}. LP-BNN stores "
-                f"×{size['LP-BNN']:.2f} the weights, the Deep Ensemble ×{size['Deep Ensemble']:.2f}.",
+                f"×{size['LP-BNN'][0]:.2f} the weights, the Deep Ensemble ×{size['Deep Ensemble'][0]:.2f}.",
                 "The digits below use a network of a few thousand weights, where the work around the "
                 "layers costs as much as the layers: its ratios are larger, and say little about "
                 "networks of a usual size.",
