@@ -628,7 +628,7 @@ def show(path: Path) -> str:
         for name, row in record["rows"].items()
     ]
     lines += [[name, "", f"not built: {why}", *[""] * 5] for name, why in record["failed"].items()]
-    return markdown(head, lines)
+    return markdown(head, lines, len(head))
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ def show(path: Path) -> str:
             learned = row["parameters"][way]
             share = f"{learned:,} ({learned / row['parameters']['all']:.2%})"
             lines.append([name, way, share, f"{train:.2f}", f"{predict:.2f}"])
-    return markdown(head, lines)
+    return markdown(head, lines, 2)
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ def show(path: Path) -> str:
             cells.append(f"{fmean(values):.{digits}f}{std}")
         lines.append(cells)
     head = ("way", "T", "seconds", "accuracy %", "NLL", "ECE", "AUROC of photos")
-    return markdown(head, lines)
+    return markdown(head, lines, 2)
 
 
 if __name__ == "__main__":

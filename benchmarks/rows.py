@@ -45,12 +45,10 @@ def timed(function: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - start, result
 
 
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    lines = [" | ".join(row) for row in (head, *rows)]
-    return "\n".join(f"| {line} |" for line in lines).replace(
-        "\n", "\n" + "|---" * len(head) + "|\n", 1
-    )
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> str:
+    """Return a Markdown table whose first ``words`` columns are text, the others numbers."""
+    rule = ["---"] * words + ["---:"] * (len(head) - words)
+    return "".join(f"| {' | '.join(line)} |\n" for line in (head, rule, *rows))
 
 
 def command(

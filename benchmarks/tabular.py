@@ -212,7 +212,7 @@ def show(path: Path) -> str:
         means_table(default, False, {"rmse": -1, "nll": -1, "coverage90": 0, "width90": 0}),
         heads_table(rows),
     ]
-    return "\n\n".join(table for table in tables if table)
+    return "\n".join(table for table in tables if table)
 
 
 def means_table(rows: list[dict[str, str]], classes: bool, columns: dict[str, int]) -> str:

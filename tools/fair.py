@@ -13,7 +13,9 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from scipy.stats import t as student
+from tools.columns import Column, Row, flat
 
+from benchmarks.rows import markdown
 from lpbnn.report.runs import title
 
 FOLDER = "fair-cifar10"  # of the archive; the CSV has the same name
@@ -23,20 +25,6 @@ ORDER = (
 )
 REFERENCE = "lpbnn"
 LEVEL = 0.95
-
-Row = Mapping[str, str]
-
-
-class Column(NamedTuple):
-    """A metric: its column in the CSV and its title; one with ↓ is better if it is less."""
-
-    key: str
-    title: str
-    percent: bool = False
-
-    def text(self, value: float, sign: str = "") -> str:
-        return f"{100 * value:{sign}.2f}" if self.percent else f"{value:{sign}.4f}"
-
 
 ACCURACY = Column("raw/test/accuracy", "accuracy % ↑", percent=True)
 NLL, NLL_T = (
@@ -64,21 +52,6 @@ COMPARED = (
 )
 
 
-def flat(results: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return every number by its path; those of single corrupted sets are in the record alone.
-
-    >>> flat({"test": {"ece": 0.1}, "corruption": {"ce": 0.2, "sets": {"fog/1": {"ece": 0.3}}}})
-    {'test/ece': 0.1, 'corruption/ce': 0.2}
-    """
-    found: dict[str, Any] = {}
-    for key, value in results.items():
-        if isinstance(value, Mapping):
-            found |= {} if key == "sets" else flat(value, f"{prefix}{key}/")
-        else:
-            found[prefix + key] = value
-    return found
-
-
 def record_rows(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return a row for each noise scale with which a run was measured."""
     config, training = record.get("config", {}), record.get("training", {})
@@ -104,6 +77,7 @@ def record_rows(record: Mapping[str, Any]) -> list[dict[str, Any]]:
             f"{kind}/{path}": value
             for kind in ("raw", "tempered")
             for path, value in flat(found[kind]).items()
+            if not path.startswith("corruption/sets/")  # they are in the record alone
         }
         scale = {"noise": noise, "scale": found["scale"], "temperature": found["temperature"]}
         rows.append({**own, **scale, **numbers})
@@ -185,17 +159,10 @@ def label(kind: tuple[str, str], rows: Sequence[Row]) -> str:
     return f"{name_of(method)}, tau {fmean(float(row['scale']) for row in rows):.2f}"
 
 
-def table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rule = ["---", *["---:"] * (len(heads) - 1)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, rule, *lines)) + "\n"
-
-
 def spread(rows: Sequence[Row], column: Column) -> str:
     """Return mean ± standard deviation; of ensembles, which overlap, the mean alone."""
-    values = [float(row[column.key]) for row in rows]
-    text = column.text(fmean(values))
-    alone = len(values) < 2 or rows[0]["method"] == "ensemble"
-    return text if alone else f"{text} ±{column.text(stdev(values))}"
+    text = column.mean(rows)
+    return text.partition(" ")[0] if rows[0]["method"] == "ensemble" else text
 
 
 def main_table(rows: Sequence[Row], columns: Sequence[Column] = MAIN) -> str:
@@ -204,7 +171,7 @@ def main_table(rows: Sequence[Row], columns: Sequence[Column] = MAIN) -> str:
         [label(kind, own), str(len(own)), *(spread(own, column) for column in columns)]
         for kind, own in groups(rows).items()
     ]
-    return table(["method", "n", *(column.title for column in columns)], lines)
+    return markdown(["method", "n", *(column.title for column in columns)], lines)
 
 
 def difference(first: Sequence[Row], second: Sequence[Row], column: Column) -> str:
@@ -223,7 +190,7 @@ def difference_table(rows: Sequence[Row], noise: str) -> str:
         for kind, own in found.items()
         if kind != (REFERENCE, noise) and kind[0] != "ensemble" and reference
     ]
-    return table(
+    return markdown(
         [f"{title(REFERENCE)} ({noise}) minus", *(column.title for column in COMPARED)],
         lines,
     )
@@ -242,7 +209,7 @@ def score_table(rows: Sequence[Row]) -> str:
     heads = ["method", "n"]
     for data in ("svhn", "cifar100"):
         heads += [AUROC[data, "max"].title, AUROC[data, "entropy"].title, "difference"]
-    return table(heads, lines)
+    return markdown(heads, lines)
 
 
 def difference_of_scores(rows: Sequence[Row], data: str) -> str:
@@ -280,4 +247,4 @@ def trial_table(rows: Sequence[Row]) -> str:
         )
         lines.append([name_of(row["method"]), setting, *numbers, "yes" if chosen else ""])
     heads = ["method", "setting", "accuracy %", "NLL with T", "ECE with T", "T", "chosen"]
-    return table(heads, lines)
+    return markdown(heads, lines)

@@ -5,14 +5,15 @@ Command: ``python -m tools.make_results``. The text around the tables is in tool
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from tools import fair
-from tools.make_tables import RESULTS, ROOT, TABLES, read_csv, value_of
+from tools.columns import RESULTS, ROOT, Column, Row, numbers, value_of
+from tools.make_tables import TABLES
 
+from benchmarks.rows import markdown, read
 from benchmarks.tables import COSTS, TABLE_3
 from lpbnn.bench import ratio
 from lpbnn.experiments import diversity, stability, table1, table2
@@ -35,26 +36,7 @@ RUNTIME_FILES = {
 SEGMENTED = {"streethazards": "StreetHazards", "bdd-anomaly": "BDD-Anomaly"}
 MARK = "†"  # a row whose record has a note of its own
 
-Row = Mapping[str, str]
 Paper = Mapping[str, Mapping[str, float]]
-
-
-@dataclass(frozen=True)
-class Column:
-    """A metric: its name in the CSV, its title, and the paper's name for it, if the paper has it."""
-
-    key: str
-    title: str
-    paper: str | None = None
-    percent: bool = False
-
-    def text(self, value: float) -> str:
-        return f"{100 * value:.2f}" if self.percent else f"{value:.4f}"
-
-    @property
-    def falls(self) -> bool:
-        """True if less is better."""
-        return "↓" in self.title
 
 
 ACCURACY = Column("test/accuracy", "accuracy % ↑", "accuracy", percent=True)
@@ -92,12 +74,12 @@ PAIRS = tuple(
 def page(folder: Path = RESULTS) -> str:
     """Return docs/results/paper.md; the same files give the same text."""
     tables = {
-        name: read_csv(folder / f"{name}.csv")
+        name: read(folder / f"{name}.csv")
         for name in ("cifar10", "cifar100", "segmentation", "stability")
     }
     papers = {name: _paper(name) for name in ("cifar10", "cifar100")}
     both = [(name, tables[name], papers[name]) for name in papers]
-    runs = sum(len(read_csv(folder / f"{name}.csv")) for name in TABLES)
+    runs = sum(len(read(folder / f"{name}.csv")) for name in TABLES)
     columns = (ACCURACY, ECE, NLL, BRIER)
     return TEMPLATE.read_text().format(
         runs=runs,
@@ -114,7 +96,7 @@ def page(folder: Path = RESULTS) -> str:
 
 def fair_page(folder: Path = RESULTS) -> str:
     """Return docs/results/fair-cifar10.md; the same file gives the same text."""
-    rows = read_csv(folder / f"{fair.FOLDER}.csv")
+    rows = read(folder / f"{fair.FOLDER}.csv")
     return FAIR_TEMPLATE.read_text().format(
         trials=fair.trial_table(rows),
         main=fair.main_table(rows),
@@ -122,12 +104,6 @@ def fair_page(folder: Path = RESULTS) -> str:
         fitted=fair.difference_table(rows, "fitted"),
         scores=fair.score_table(rows),
     )
-
-
-def numbers(rows: Iterable[Row], key: str) -> list[float]:
-    """Return a column of some rows; an empty cell was not measured."""
-    found = (value_of(row.get(key, "")) for row in rows)
-    return [float(value) for value in found if value is not None]
 
 
 def _paper(name: str) -> dict[str, dict[str, float]]:
@@ -162,7 +138,7 @@ def _cifar(sets: Sequence[tuple[str, Sequence[Row], Paper]], columns: Sequence[C
                     if has_paper:
                         line.append(_beside(paper, name, method, column))
                 lines.append(line)
-    return _table(heads, lines, 2 + parted)
+    return markdown(heads, lines, 2 + parted)
 
 
 def _beside(paper: Paper, data: str, method: str, column: Column) -> str:
@@ -193,7 +169,7 @@ def _segmentation(rows: Sequence[Row]) -> str:
                 for c, v in zip(SEGMENTATION, values, strict=True)
             )
             lines.append([f"{SEGMENTED[data]}, paper", _titled(name), "", *found])
-    return _table(["data", "method", "n", *(c.title for c in SEGMENTATION)], lines, 2)
+    return markdown(["data", "method", "n", *(c.title for c in SEGMENTATION)], lines, 2)
 
 
 def _runtime(folder: Path) -> str:
@@ -213,7 +189,7 @@ def _runtime(folder: Path) -> str:
             ours = (ratio(measured[method, mode], cost) for mode in RUNTIME_FILES)
             line += [*(f"{value:.2f}" for value in ours), f"{paper:.2f}"]
         lines.append(line)
-    return _table(heads, lines, 1)
+    return markdown(heads, lines, 1)
 
 
 def _stability(rows: Sequence[Row]) -> str:
@@ -232,7 +208,7 @@ def _stability(rows: Sequence[Row]) -> str:
                 paper = stability.PAPER[method].values()
                 theirs = (f"{accuracy:.2f}" + _diverged([e] if e else []) for accuracy, e in paper)
                 lines.append([f"{data}, paper", title(method), "", *theirs])
-    return _table(heads, lines, 2)
+    return markdown(heads, lines, 2)
 
 
 def _epochs(rows: Sequence[Row]) -> list[int]:
@@ -255,7 +231,7 @@ def _diversity(rows: Sequence[Row]) -> str:
     for method in diversity.METHODS:
         theirs = (PAIRS[i].text(paper[method][str(c.paper)]) for i, c in enumerate(PAIRS))
         lines.append(["paper", title(method), "", *theirs])
-    return _table(["network", "method", "n", *(c.title for c in PAIRS)], lines, 2)
+    return markdown(["network", "method", "n", *(c.title for c in PAIRS)], lines, 2)
 
 
 def _by(key: Callable[[Row], str], rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -288,25 +264,18 @@ def _best(groups: Mapping[str, Sequence[Row]], columns: Sequence[Column]) -> dic
     found: dict[str, str] = {}
     for column in columns:
         means = {name: fmean(numbers(groups[name], column.key)) for name in learned}
-        found[column.key] = (min if column.falls else max)(means, key=lambda name: means[name])
+        found[column.key] = (min if "↓" in column.title else max)(
+            means, key=lambda name: means[name]
+        )
     return found
 
 
 def _cell(rows: Sequence[Row], column: Column, best: bool) -> str:
     """Return mean ± standard deviation over the runs."""
-    values = numbers(rows, column.key)
-    if not values:
+    count = len(numbers(rows, column.key))
+    if not count:
         return "not finite" if rows else ""
-    text = column.text(fmean(values))
-    text = f"**{text}**" if best else text
-    text += f" ±{column.text(stdev(values))}" if len(values) > 1 else ""
-    return text + (f" (of {len(values)})" if len(values) < len(rows) else "")
-
-
-def _table(heads: Sequence[str], lines: Sequence[Sequence[str]], words: int) -> str:
-    """Return a table whose first ``words`` columns are text."""
-    rule = ["---"] * words + ["---:"] * (len(heads) - words)
-    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, rule, *lines)) + "\n"
+    return column.mean(rows, best) + (f" (of {count})" if count < len(rows) else "")
 
 
 def main() -> None:

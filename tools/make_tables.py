@@ -14,13 +14,10 @@ from typing import Any
 
 import numpy as np
 from tools import fair
+from tools.columns import ARCHIVE, RESULTS, flat
 
 from benchmarks.archive import members
 from lpbnn.training.files import write_atomic
-
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "results"
-ARCHIVE = RESULTS / "records.tar.xz"
 
 # The folders of the archive in each CSV.
 TABLES = {
@@ -52,23 +49,6 @@ NO_METRICS = {
 }
 
 Record = Mapping[str, Any]
-
-
-def metrics(results: Record, prefix: str = "") -> dict[str, Any]:
-    """Return every number of a record's results by its path; what was not measured is left out.
-
-    >>> metrics({"format": 1, "test": {"accuracy": 0.9, "ece": None}, "ood": {}})
-    {'test/accuracy': 0.9}
-    """
-    found: dict[str, Any] = {}
-    for key, value in results.items():
-        if not prefix and key in NO_METRICS:
-            continue
-        if isinstance(value, Mapping):
-            found |= metrics(value, f"{prefix}{key}/")
-        elif value is not None:
-            found[prefix + key] = value
-    return found
 
 
 def config_hash(config: Record) -> str:
@@ -113,7 +93,7 @@ def row(name: str, record: Record) -> dict[str, Any]:
         "device": session.get("device"),
         "torch": session.get("versions", {}).get("torch"),
         "note": "; ".join(note for note in notes if note),
-        **metrics(results),
+        **flat({key: value for key, value in results.items() if key not in NO_METRICS}),
     }
 
 
@@ -126,26 +106,6 @@ def cell(value: Any) -> str:
     if value is None or value == "":
         return ""
     return value if isinstance(value, str) else json.dumps(value, allow_nan=False)
-
-
-def value_of(text: str) -> Any:
-    """Return what a cell holds: None for an empty one, text for what is no JSON.
-
-    >>> value_of("0.1"), value_of(""), value_of("mcp"), value_of('{"members": 4}')
-    (0.1, None, 'mcp', {'members': 4})
-    """
-    if not text:
-        return None
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def read_csv(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV as text."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def csv_text(content: Mapping[str, bytes], folders: tuple[str, ...]) -> str:

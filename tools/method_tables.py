@@ -7,14 +7,14 @@ A page asks for them with ``<!-- options: METHOD -->`` and ``<!-- measured: METH
 from collections import abc
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean, stdev
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from tools.make_results import ACCURACY, ECE, NLL, RESULTS, Column, Row, numbers
-from tools.make_tables import read_csv
+from tools.columns import RESULTS, Column, Row
+from tools.make_results import ACCURACY, ECE, NLL
 
 from benchmarks.posthoc import show
+from benchmarks.rows import markdown, read
 from lpbnn import methods, source
 from lpbnn.report.runs import title
 
@@ -45,7 +45,7 @@ def options(method: str) -> str:
         >>> print(options("mcp").splitlines()[2])
         | `num_data` | the number of training examples, an integer of at least 1 or `None` | `None` | ...
     """
-    lines = ["| option | values | default | meaning |", "|---|---|---|---|"]
+    lines = []
     config = methods.load(method).Config
     hints = get_type_hints(config, include_extras=True)
     for option in source.config_options(config):
@@ -58,8 +58,8 @@ def options(method: str) -> str:
             f"`{default}`",
             _cell(option.description),
         )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return markdown(("option", "values", "default", "meaning"), lines, 4)
 
 
 def measured(method: str, folder: Path = RESULTS) -> str:
@@ -73,22 +73,21 @@ def measured(method: str, folder: Path = RESULTS) -> str:
     lines: list[Sequence[str]] = []
     records = []
     for data, name in (("cifar10", "CIFAR-10"), ("cifar100", "CIFAR-100")):
-        rows = read_csv(folder / f"{data}.csv")
+        rows = read(folder / f"{data}.csv")
         for backbone in ("wrn-16-4", "wrn-28-10"):
             own = [row for row in rows if row["backbone"] == backbone]
             found = _beside(method, own, COLUMNS, f"{name}, {backbone.upper()}")
             lines += found
             records += [f"`results/{data}.csv`"] * bool(found)
-    fair = read_csv(folder / "fair-cifar10.csv")
+    fair = read(folder / "fair-cifar10.csv")
     final = [row for row in fair if row["stage"] == "final" and row["noise"] == "trained"]
     chosen = _beside(method, final, FAIR, "CIFAR-10, WRN-16-4, chosen settings")
     records += ["`results/fair-cifar10.csv` (chosen settings)"] * bool(chosen)
     lines += chosen
     if not lines:
         raise ValueError(f"no record of {method!r} in {folder}")
-    table = [heads, ["---", "---", *["---:"] * (len(heads) - 2)], *lines]
     told = f"{CAPTION} Records: {', '.join(dict.fromkeys(records))}."
-    return "\n".join(f"| {' | '.join(line)} |" for line in table) + f"\n\n{told}"
+    return f"{markdown(heads, lines, 2)}\n{told}"
 
 
 def posthoc(folder: Path = RESULTS) -> str:
@@ -111,18 +110,10 @@ def _beside(
         if not own:
             return []
         label = title(name)
-        cells = [_mean(numbers(own, column.key), column) for column in columns]
+        cells = [column.mean(own) for column in columns]
         head = f"**{label}**" if name == method else label
         lines.append((where, head, str(len(own)), *cells))
     return lines
-
-
-def _mean(values: Sequence[float], column: Column) -> str:
-    """Return the mean with the standard deviation over seeds, as in docs/results/paper.md."""
-    if not values:
-        return ""
-    text = column.text(mean(values))
-    return f"{text} ±{column.text(stdev(values))}" if len(values) > 1 else text
 
 
 def _values(hint: Any) -> str:

@@ -14,11 +14,10 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from tools.columns import ARCHIVE
+
 from benchmarks.archive import members
 from lpbnn.training.files import write_atomic
-
-ROOT = Path(__file__).parents[1]
-ARCHIVE = ROOT / "results" / "records.tar.xz"
 
 
 def tar_bytes(content: Mapping[str, bytes]) -> bytes:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from tools.columns import ARCHIVE
 
 from benchmarks.archive import members
 from lpbnn.metric_info import METRICS
@@ -24,7 +25,6 @@ from lpbnn.training import RunConfig
 from lpbnn.training.files import RunError, read_arrays, read_bytes, to_json, write_atomic
 from lpbnn.training.rundir import CONFIG, DATA, RunDir
 
-ARCHIVE = Path(__file__).parents[1] / "results" / "records.tar.xz"
 FORMAT = 1
 FIGURES = ("examples/", "reliability/", "histogram/", "posterior/", "log/", "risk/")
 SCORES, QUANTILES = "/scores", "quantiles/"  # test/scores of a run is quantiles/test of its record

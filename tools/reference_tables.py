@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 from itertools import pairwise
 
+from benchmarks.rows import markdown
 from lpbnn.metrics import METRICS
 from lpbnn.training import config
 
@@ -20,15 +21,15 @@ def settings(name: str, prefix: str = "") -> str:
         >>> print(settings("ScheduleConfig", "schedule").splitlines()[2])
         | `--schedule.name` | `'cosine'` |  |
     """
-    lines = ["| option | default | meaning |", "|---|---|---|"]
+    lines = []
     made, meanings = getattr(config, name)(), _meanings(getattr(config, name))
     for field in dataclasses.fields(made):
         value = getattr(made, field.name)
         if dataclasses.is_dataclass(value) or field.name.endswith("_options"):
             continue  # these have tables of their own
         path = ".".join(filter(None, (prefix, field.name.replace("_", "-"))))
-        lines.append(f"| `--{path}` | `{value!r}` | {meanings.get(field.name, '')} |")
-    return "\n".join(lines)
+        lines.append((f"`--{path}`", f"`{value!r}`", meanings.get(field.name, "")))
+    return markdown(("option", "default", "meaning"), lines, 3)
 
 
 def _meanings(cls: type) -> dict[str, str]:
@@ -53,9 +54,7 @@ def conventions() -> str:
         >>> conventions().splitlines()[2].startswith("| `accuracy` | Accuracy | ↑ |")
         True
     """
-    lines = ["| key | title | better | convention |", "|---|---|---|---|"]
-    lines += [
-        f"| `{info.key}` | {info.title} | {info.arrow} | {info.convention} |"
-        for info in METRICS.values()
+    lines = [
+        (f"`{info.key}`", info.title, info.arrow, info.convention) for info in METRICS.values()
     ]
-    return "\n".join(lines)
+    return markdown(("key", "title", "better", "convention"), lines, 4)

@@ -12,6 +12,7 @@ import pytest
 from tools import make_results, make_tables, pack_records
 
 from benchmarks.archive import members
+from benchmarks.rows import read
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -30,9 +31,7 @@ def records() -> dict[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def rows() -> dict[str, dict[str, str]]:
     """The rows of all CSVs, by folder and name."""
-    found = [
-        row for name in make_tables.TABLES for row in make_tables.read_csv(RESULTS / f"{name}.csv")
-    ]
+    found = [row for name in make_tables.TABLES for row in read(RESULTS / f"{name}.csv")]
     named = {f"{row['folder']}/{row['run']}": row for row in found}
     assert len(named) == len(found)
     return named
