@@ -14,20 +14,21 @@ import importlib
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
-from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 import torch
+import yaml
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_map_only
 
 import lpbnn
-from benchmarks.rows import command, markdown
+from benchmarks.rows import command, markdown, works
 from lpbnn.bench import interleaved
 from lpbnn.members.call import as_call
 from lpbnn.members.ensemble import MemberEnsemble
@@ -40,7 +41,6 @@ TOKENS, LENGTH = 99, 12
 PARTS = ("outputs", "gradients", "slices", "frozen")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")  # of nn.MultiheadAttention, in the order of its matrix
 Inputs = Any
-Settings = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -49,19 +49,20 @@ class Architecture:
 
     Args:
         package: the package that has to be imported.
-        make: returns the network.
+        make: returns the network; settings of its own take the place of the small ones.
         inputs: returns a batch of the given size.
         dense: True if there is a label for every position of a map (class dimension 1).
-        options: of ``lpbnn.build``; the likelihood "tokens" has a label for every token.
-        published: returns the network in its published size, whose parameters are counted.
+        options: of ``lpbnn.build``; the likelihood "tokens" has a label for every token, a readout is the
+            name of an attribute.
+        published: the settings of the published size; None if the network has that size.
     """
 
     package: str
-    make: Callable[[], nn.Module]
+    make: Callable[..., nn.Module]
     inputs: Callable[[int], Inputs]
     dense: bool = False
-    options: dict[str, Any] | None = None
-    published: Callable[[], nn.Module] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    published: Mapping[str, Any] | None = None
 
 
 def tokens(batch: int) -> Inputs:
@@ -73,14 +74,10 @@ def tokens(batch: int) -> Inputs:
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def pictures(size: int = 32, name: str = "pixel_values") -> Callable[[int], Inputs]:
-    """Return a function that makes pictures; without a name, they are the only argument."""
-
-    def make(batch: int) -> Inputs:
-        x = torch.randn(batch, 3, size, size)
-        return {name: x} if name else x
-
-    return make
+def pictures(batch: int, size: int = 32, name: str = "pixel_values") -> Inputs:
+    """Return pictures; without a name, they are the only argument."""
+    x = torch.randn(batch, 3, size, size)
+    return {name: x} if name else x
 
 
 def sound(batch: int) -> Inputs:
@@ -89,256 +86,61 @@ def sound(batch: int) -> Inputs:
     return {"input_values": torch.randn(batch, 1600) * mask, "attention_mask": mask}
 
 
-def from_transformers(
-    name: str,
-    inputs: Callable[[int], Inputs] = tokens,
-    head: str = "ForSequenceClassification",
-    dense: bool = False,
-    options: dict[str, Any] | None = None,
-    published: Mapping[str, Any] = MappingProxyType({}),
-    **settings: Any,
-) -> Architecture:
-    """Return an architecture of transformers, by the name that its classes begin with.
-
-    Args:
-        name: the beginning of the names of its classes.
-        inputs: returns a batch of the given size.
-        head: the end of the name of the network's class.
-        dense: True if there is a label for every position of a map.
-        options: of ``lpbnn.build``.
-        published: settings in which the published size differs from the configuration's defaults.
-        **settings: of the small configuration.
-    """
-
-    def make(**settings: Any) -> nn.Module:
-        package = importlib.import_module("transformers")
-        config = getattr(package, f"{name}Config")(num_labels=CLASSES, **settings)
-        return getattr(package, f"{name}{head}")(config)
-
-    return Architecture(
-        "transformers",
-        partial(make, **settings),
-        inputs,
-        dense,
-        options,
-        partial(make, **published),
-    )
+def series(batch: int) -> Inputs:
+    return {"past_values": torch.randn(batch, 24, 3)}
 
 
-def from_timm(name: str, size: int = 32, **settings: Any) -> Architecture:
-    """Return an architecture of timm, by its name there; settings make it take small pictures."""
-
-    def make() -> nn.Module:
-        package = importlib.import_module("timm")
-        return package.create_model(name, pretrained=False, num_classes=CLASSES, **settings)
-
-    return Architecture("timm", make, pictures(size, ""))
-
-
-def from_torchvision(
-    name: str,
-    size: int = 32,
-    dense: bool = False,
-    options: dict[str, Any] | None = None,
-    **settings: Any,
-) -> Architecture:
-    """Return an architecture of torchvision, by its name there; settings make it take small pictures."""
-
-    def make() -> nn.Module:
-        package = importlib.import_module("torchvision.models")
-        weights = {"weights_backbone": None} if dense else {}
-        return package.get_model(name, weights=None, num_classes=CLASSES, **weights, **settings)
-
-    return Architecture("torchvision", make, pictures(size, ""), dense, options)
-
-
-TEXT: Settings = {
-    "vocab_size": TOKENS,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
+INPUTS: dict[str, Callable[..., Inputs]] = {
+    "tokens": tokens,
+    "pictures": pictures,
+    "large pictures": partial(pictures, size=64),
+    "sound": sound,
+    "series": series,
 }
-ENCODER: Settings = {
-    **TEXT,
-    "intermediate_size": 64,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-}
-RELATIVE: Settings = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
-DECODER: Settings = {**ENCODER, "num_key_value_heads": 2}
-EYES: Settings = {"image_size": 32, "patch_size": 8, "hidden_size": 32, "num_hidden_layers": 2}
-VISION: Settings = {**EYES, "num_attention_heads": 4, "intermediate_size": 64}
-SEQUENCES: Settings = {"vocab_size": TOKENS, "d_model": 32, "pad_token_id": 0}
-START: Settings = {"decoder_start_token_id": 0}
-T5: Settings = {"num_layers": 2, "num_heads": 4, "d_kv": 8, "d_ff": 64, **START}
-WAVES: Settings = {
-    **{"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
-    **{
-        "intermediate_size": 64,
-        "conv_dim": [32, 32],
-        "conv_stride": [5, 2],
-        "conv_kernel": [10, 3],
-    },
-    **{"num_feat_extract_layers": 2, "num_conv_pos_embeddings": 16, "classifier_proj_size": 16},
-    "num_conv_pos_embedding_groups": 4,
-}
-WINDOWS: Settings = {"image_size": 32, "patch_size": 2, "embed_dim": 16, "window_size": 4}
-SWIN: Settings = {**WINDOWS, "depths": [2, 2], "num_heads": [2, 4]}
-IMAGE, MAP = "ForImageClassification", "ForSemanticSegmentation"
 
-ARCHITECTURES: dict[str, Architecture] = {
-    "BERT": from_transformers("Bert", **ENCODER),
-    "RoBERTa": from_transformers("Roberta", **ENCODER),
-    "ALBERT": from_transformers("Albert", **ENCODER, embedding_size=16),
-    "ELECTRA": from_transformers("Electra", **ENCODER, embedding_size=16),
-    "DeBERTa-v2": from_transformers("DebertaV2", **ENCODER, **RELATIVE, published=RELATIVE),
-    "DeBERTa-v2, without positions": from_transformers(
-        "DebertaV2",
-        **ENCODER,
-        **RELATIVE,
-        options={"exclude": ["*pos_key_proj", "*pos_query_proj"]},
-        published=RELATIVE,
-    ),
-    "ModernBERT": from_transformers(
-        "ModernBert", **ENCODER, cls_token_id=1, bos_token_id=1, eos_token_id=2, sep_token_id=2
-    ),
-    "DistilBERT": from_transformers(
-        "DistilBert", vocab_size=TOKENS, dim=32, n_layers=2, n_heads=4, hidden_dim=64
-    ),
-    "GPT-2": from_transformers(
-        "GPT2", vocab_size=TOKENS, n_embd=32, n_layer=2, n_head=4, n_positions=64, pad_token_id=0
-    ),
-    "Llama": from_transformers("Llama", **DECODER),
-    "Qwen3": from_transformers("Qwen3", **DECODER, head_dim=8),
-    "Mamba, without conv1d and dt_proj": from_transformers(
-        "Mamba",
-        head="ForCausalLM",
-        vocab_size=TOKENS,
-        hidden_size=32,
-        num_hidden_layers=2,
-        state_size=8,
-        pad_token_id=0,
-        tie_word_embeddings=False,  # a tied gradient has the embedding's part, too
-        options={"likelihood": "tokens", "exclude": ["*conv1d", "*dt_proj"]},
-    ),
-    "Falcon": from_transformers("Falcon", **TEXT, pad_token_id=0, alibi=True),
-    "XLNet": from_transformers(
-        "XLNet", vocab_size=TOKENS, d_model=32, n_layer=2, n_head=4, d_inner=64
-    ),
-    "Longformer": from_transformers(
-        "Longformer", **{**ENCODER, "max_position_embeddings": 66}, attention_window=4
-    ),
-    "T5": from_transformers("T5", **SEQUENCES, **T5, eos_token_id=2, published=START),
-    "T5 encoder": from_transformers(
-        "T5", **SEQUENCES, **T5, head="ForTokenClassification", options={"likelihood": "tokens"}
-    ),
-    "BART": from_transformers(
-        "Bart",
-        **SEQUENCES,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=64,
-        decoder_ffn_dim=64,
-        max_position_embeddings=64,
-        eos_token_id=2,
-    ),
-    "ViT": from_transformers("ViT", pictures(), IMAGE, **VISION),
-    "DeiT": from_transformers("DeiT", pictures(), IMAGE, **VISION),
-    "BEiT": from_transformers("Beit", pictures(), IMAGE, **VISION),
-    "DINOv2": from_transformers(
-        "Dinov2", pictures(), IMAGE, **EYES, num_attention_heads=4, mlp_ratio=2
-    ),
-    "CLIP, image tower": from_transformers(
-        "CLIP", pictures(), IMAGE, vision_config=VISION, text_config=ENCODER
-    ),
-    "Swin": from_transformers("Swin", pictures(), IMAGE, **SWIN),
-    "Swin v2": from_transformers("Swinv2", pictures(), IMAGE, **SWIN),
-    "Swin v2, without positions": from_transformers(
-        "Swinv2", pictures(), IMAGE, **SWIN, options={"exclude": "*continuous_position_bias_mlp*"}
-    ),
-    "ConvNeXt": from_transformers(
-        "ConvNext", pictures(), IMAGE, hidden_sizes=[16, 32], depths=[2, 2], num_stages=2
-    ),
-    "ResNet": from_transformers(
-        "ResNet", pictures(), IMAGE, embedding_size=16, hidden_sizes=[16, 32], depths=[2, 2]
-    ),
-    "MobileNetV2": from_transformers(
-        "MobileNetV2", pictures(64), IMAGE, image_size=64, depth_multiplier=0.35
-    ),
-    "MobileViT": from_transformers(
-        "MobileViT",
-        pictures(64),
-        IMAGE,
-        image_size=64,
-        hidden_sizes=[16, 24, 32],
-        neck_hidden_sizes=[8, 8, 16, 16, 24, 32, 32],
-    ),
-    "SegFormer": from_transformers(
-        "Segformer",
-        pictures(64),
-        MAP,
-        dense=True,
-        hidden_sizes=[16, 32, 48, 64],
-        depths=[1, 1, 1, 1],
-        num_attention_heads=[1, 2, 3, 4],
-        decoder_hidden_size=32,
-    ),
-    "Wav2Vec2": from_transformers(
-        "Wav2Vec2", sound, **WAVES, apply_spec_augment=False, layerdrop=0.0
-    ),
-    "Wav2Vec2, SpecAugment": from_transformers("Wav2Vec2", sound, **WAVES),
-    "PatchTST": from_transformers(
-        "PatchTST",
-        lambda batch: {"past_values": torch.randn(batch, 24, 3)},
-        "ForClassification",
-        num_input_channels=3,
-        context_length=24,
-        patch_length=4,
-        patch_stride=4,
-        d_model=32,
-        num_attention_heads=4,
-        ffn_dim=64,
-        num_hidden_layers=2,
-        num_targets=CLASSES,
-        use_cls_token=True,
-        options={"readout": lambda output: output.prediction_logits},
-    ),
-    "timm resnet18": from_timm("resnet18"),
-    "timm efficientnet_b0": from_timm("efficientnet_b0"),
-    "timm mobilenetv3_small_100": from_timm("mobilenetv3_small_100"),
-    "timm convnext_atto": from_timm("convnext_atto"),
-    "timm vit_tiny_patch16_224": from_timm("vit_tiny_patch16_224", img_size=32),
-    "timm deit_tiny_patch16_224": from_timm("deit_tiny_patch16_224", img_size=32),
-    "timm mixer_s32_224": from_timm("mixer_s32_224", 64, img_size=64),
-    "timm regnety_002": from_timm("regnety_002"),
-    "timm poolformer_s12": from_timm("poolformer_s12"),
-    "timm nf_resnet26": from_timm("nf_resnet26"),
-    "torchvision resnet18": from_torchvision("resnet18"),
-    "torchvision resnet50": from_torchvision("resnet50"),
-    "torchvision densenet121": from_torchvision("densenet121"),
-    "torchvision efficientnet_b0": from_torchvision("efficientnet_b0"),
-    "torchvision mobilenet_v3_small": from_torchvision("mobilenet_v3_small"),
-    "torchvision regnet_y_400mf": from_torchvision("regnet_y_400mf"),
-    "torchvision shufflenet_v2_x0_5": from_torchvision("shufflenet_v2_x0_5"),
-    "torchvision convnext_tiny": from_torchvision("convnext_tiny"),
-    "torchvision vit_b_16": from_torchvision("vit_b_16", image_size=32),
-    "torchvision swin_t, without attention": from_torchvision(
-        "swin_t", options={"exclude": ["*attn.qkv", "*attn.proj"]}
-    ),
-    "torchvision deeplabv3_resnet50": from_torchvision("deeplabv3_resnet50", dense=True),
-    "torchvision lraspp_mobilenet_v3_large": from_torchvision(
-        "lraspp_mobilenet_v3_large", dense=True
-    ),
-}
+
+def make_network(package: str, name: str, settings: Mapping[str, Any]) -> nn.Module:
+    """Return a network of a package, untrained, by its name there (of transformers, that of its class)."""
+    if package == "transformers":
+        module = importlib.import_module(package)
+        config = getattr(module, f"{name.partition('For')[0]}Config")
+        return getattr(module, name)(config(num_labels=CLASSES, **settings))
+    if package == "timm":
+        create: Any = importlib.import_module(package).create_model
+        return create(name, pretrained=False, num_classes=CLASSES, **settings)
+    get: Any = importlib.import_module("torchvision.models").get_model
+    return get(name, weights=None, num_classes=CLASSES, **settings)
+
+
+def read_architectures(path: Path) -> dict[str, Architecture]:
+    """Return the architectures of a file: by package, by name in the tables."""
+    found: dict[str, Architecture] = {}
+    for package, entries in yaml.safe_load(path.read_text()).items():
+        for title, entry in entries.items() if package != "parts" else ():
+            transformers = package == "transformers"
+            network = entry.get("network", title.partition(",")[0].rpartition(" ")[2])
+            inputs = INPUTS[entry.get("inputs", "tokens" if transformers else "pictures")]
+            found[title] = Architecture(
+                package,
+                partial(make_network, package, network, settings=entry.get("settings", {})),
+                inputs if transformers else partial(inputs, name=""),
+                entry.get("dense", False),
+                entry.get("options", {}),
+                entry.get("published", {}) if transformers else None,
+            )
+    return found
+
+
+ARCHITECTURES = read_architectures(Path(__file__).with_suffix(".yaml"))
 
 
 def build(architecture: Architecture, net: nn.Module, method: str) -> MemberEnsemble:
     """Return the network as a model of a method."""
-    options = dict(architecture.options or {})
-    if options.get("likelihood") == "tokens":  # of a shared object a model would take possession
+    options = dict(architecture.options)
+    if options.get("likelihood") == "tokens":
         options["likelihood"] = lpbnn.likelihoods.Categorical(dim=-1)
+    if "readout" in options:
+        options["readout"] = attrgetter(options["readout"])
     if architecture.dense:
         options["task"] = "segmentation"
     if method == "mcp":  # the plain network converts nothing
@@ -524,34 +326,28 @@ def cost(architecture: Architecture) -> dict[str, Any]:
     models = {name: build(architecture, copy.deepcopy(plain), name) for name in ("mcp", "lpbnn")}
     with torch.no_grad():
         shape = models["mcp"](x) if isinstance(x, Tensor) else models["mcp"](**x)
-    class_dim = 3 if (architecture.options or {}).get("likelihood") else 2
+    class_dim = 3 if "likelihood" in architecture.options else 2
     y = torch.randint(
         shape.shape[class_dim], (*shape.shape[1:class_dim], *shape.shape[class_dim + 1 :])
     )
-    works: dict[str, Callable[[], object]] = {}
+    timed: dict[str, Callable[[], object]] = {}
     for name, model in models.items():
-        model.loss(x, y)  # the check of the first batch is not part of a step
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-
-        def step(model: Any = model, optimizer: Any = optimizer) -> None:
-            optimizer.zero_grad()
-            model.train().loss(x, y)["loss"].backward()
-            optimizer.step()
-
-        works[f"train {name}"] = step
-        works[f"predict {name}"] = lambda model=model: lpbnn.predict(model.eval(), x, seed=0)
-    times = {name: median(found) for name, found in interleaved(works, REPEATS).items()}
+        timed |= works(name, model, x, y, torch.optim.SGD(model.parameters(), lr=1e-4))
+    times = {name: median(found) for name, found in interleaved(timed, REPEATS).items()}
     return {
         **count(architecture),
-        "train_ratio": times["train lpbnn"] / times["train mcp"],
-        "predict_ratio": times["predict lpbnn"] / times["predict mcp"],
+        "train_ratio": times["train/lpbnn"] / times["train/mcp"],
+        "predict_ratio": times["predict/lpbnn"] / times["predict/mcp"],
         "seconds": times,
     }
 
 
 def count(architecture: Architecture) -> dict[str, int]:
     """Return the parameters of the published size, plain and as LP-BNN."""
-    make = architecture.published or architecture.make
+    published = architecture.published
+    make = (
+        architecture.make if published is None else partial(architecture.make, settings=published)
+    )
     try:
         with torch.device("meta"):
             net = make()

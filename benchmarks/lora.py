@@ -7,7 +7,6 @@ The networks are made from configurations: times of small ones (four layers of w
 one thread, repeats in turn), parameters of the published sizes. It needs transformers and peft.
 """
 
-import copy
 import importlib
 import time
 from collections.abc import Callable, Sequence
@@ -19,9 +18,8 @@ import torch
 from torch import nn
 
 import lpbnn
-from benchmarks.rows import command, markdown
+from benchmarks.rows import command, markdown, record, works
 from lpbnn.bench import interleaved
-from lpbnn.training.environment import environment
 from lpbnn.training.files import read_json, write_json
 
 MEMBERS, RANK, BATCH, TOKENS, REPEATS = 4, 8, 16, 16, 7
@@ -85,22 +83,13 @@ def measure(name: str) -> dict[str, dict[str, float]]:
     x = {"input_ids": torch.randint(2, 2000, (BATCH, TOKENS))}
     x["attention_mask"] = torch.ones_like(x["input_ids"])
     y = torch.randint(4, (BATCH,))
-    works: dict[str, Callable[[], object]] = {}
+    timed: dict[str, Callable[[], object]] = {}
     for way in WAYS:
         torch.manual_seed(0)
         model = build(make(name, way, SMALL[name]), way)
-        model.loss(x, y)  # the check of the first batch is not part of a step
-        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-
-        def step(model: Any = model, optimizer: Any = optimizer) -> None:
-            optimizer.zero_grad()
-            model.train().loss(x, y)["loss"].backward()
-            optimizer.step()
-
-        predictor = copy.deepcopy(model).eval()
-        works[f"train/{way}"] = step
-        works[f"predict/{way}"] = lambda model=predictor: lpbnn.predict(model, x, seed=0)
-    times = interleaved(works, REPEATS)
+        learning = [p for p in model.parameters() if p.requires_grad]
+        timed |= works(way, model, x, y, torch.optim.AdamW(learning, lr=1e-4))
+    times = interleaved(timed, REPEATS)
     return {
         part: {way: median(times[f"{part}/{way}"]) for way in WAYS} for part in ("train", "predict")
     }
@@ -109,16 +98,11 @@ def measure(name: str) -> dict[str, dict[str, float]]:
 def run(path: Path, names: Sequence[str] = tuple(SMALL)) -> None:
     """Measure, and write the record."""
     start = time.perf_counter()
-    made = environment()
-    made["versions"] |= {
-        n: importlib.import_module(n).__version__ for n in ("transformers", "peft")
-    }
-    record: dict[str, Any] = {"format": 1, "date": time.strftime("%Y-%m-%d"), "environment": made}
-    record |= {"members": MEMBERS, "rank": RANK, "batch": BATCH, "tokens": TOKENS, "seed": 0}
-    record["repeats"] = REPEATS
-    record["rows"] = {name: {"parameters": count(name), **measure(name)} for name in names}
-    record["seconds"] = time.perf_counter() - start
-    write_json(path, record)
+    settings = {"members": MEMBERS, "rank": RANK, "batch": BATCH, "tokens": TOKENS, "seed": 0}
+    found = record(packages=("transformers", "peft"), **settings, repeats=REPEATS)
+    found["rows"] = {name: {"parameters": count(name), **measure(name)} for name in names}
+    found["seconds"] = time.perf_counter() - start
+    write_json(path, found)
 
 
 def show(path: Path) -> str:

@@ -1,18 +1,16 @@
 """Whole networks: records of what each method costs, written after every case."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.utils.benchmark import set_torch_threads
 
 from benchmarks.archive import read_json
+from benchmarks.rows import record
 from lpbnn import backbones
 from lpbnn.bench import Row, Setup, measurements
-from lpbnn.training.environment import environment
 from lpbnn.training.files import RunError, write_json
 
 Record = dict[str, Any]
@@ -52,19 +50,18 @@ def measure(
         A record: device, versions, commit and command, settings, rows, and why a case has none.
     """
     with set_torch_threads(setup.threads):  # part of a CPU's name
-        made = environment(torch.device("cuda:0" if setup.cuda else "cpu"))
-    record: Record = {"format": FORMAT, "date": time.strftime("%Y-%m-%d"), "environment": made}
-    record |= {"settings": asdict(setup), "rows": [], "failed": {}}
+        found = record("cuda:0" if setup.cuda else "cpu", settings=asdict(setup))
+    found |= {"rows": [], "failed": {}}
     for name, row, why in measurements(setup, methods, members):
         if row is None:
-            record["failed"][name] = why
+            found["failed"][name] = why
         else:
-            record["rows"].append(row)
+            found["rows"].append(row)
             report(row)
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, record)
-    return record
+            write_json(path, found)
+    return found
 
 
 def read(path: Path) -> Record:

@@ -8,7 +8,6 @@ members. Steps are timed in turn; a GPU runs them in bf16, channels last. The fi
 layers are loaded alone, because the package itself imports torchvision: it needs torch-uncertainty and einops.
 """
 
-import importlib.metadata
 import importlib.util
 import time
 from collections.abc import Callable
@@ -22,11 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lpbnn
-from benchmarks.rows import command, markdown
+from benchmarks.rows import command, markdown, record
 from lpbnn import backbones
 from lpbnn.bench import interleaved
 from lpbnn.convert.convert import replace_modules
-from lpbnn.training.environment import environment
 from lpbnn.training.files import read_json, write_json
 
 BACKBONE, MEMBERS, BATCH, REPEATS = "wrn-16-4", 4, 32, 9
@@ -134,28 +132,24 @@ def run(path: Path) -> None:
         time.perf_counter(),
         torch.device("cuda" if torch.cuda.is_available() else "cpu"),
     )
-    made = environment(device)
-    made["versions"][PACKAGE] = importlib.metadata.version(PACKAGE)
-    record: dict[str, Any] = {"format": 1, "date": time.strftime("%Y-%m-%d"), "environment": made}
-    record |= {"backbone": BACKBONE, "members": MEMBERS, "batch": BATCH, "seed": 0}
-    record |= {"repeats": REPEATS, "threads": torch.get_num_threads()}
+    found = record(device, [PACKAGE], backbone=BACKBONE, members=MEMBERS, batch=BATCH, seed=0)
+    found |= {"repeats": REPEATS, "threads": torch.get_num_threads()}
     ways = {PLAIN: works("lpbnn", "mcp", device)}
     for method, name in METHODS.items():
         ways |= {f"{name}, {way}": works(way, method, device) for way in ("lpbnn", PACKAGE)}
     for part in ("train", "predict"):
-        record[part] = interleaved({name: both[part] for name, both in ways.items()}, REPEATS)
-    record["seconds"] = time.perf_counter() - start
-    write_json(path, record)
+        found[part] = interleaved({name: both[part] for name, both in ways.items()}, REPEATS)
+    found["seconds"] = time.perf_counter() - start
+    write_json(path, found)
 
 
 def show(path: Path) -> str:
     """Return the table of a record as Markdown."""
-    record = read_json(path)
+    times = read_json(path)
     lines = []
-    for name in record["train"]:
+    for name in times["train"]:
         ratios = (
-            median(record[part][name]) / median(record[part][PLAIN])
-            for part in ("train", "predict")
+            median(times[part][name]) / median(times[part][PLAIN]) for part in ("train", "predict")
         )
         lines.append([name, *(f"{ratio:.2f}" for ratio in ratios)])
     return markdown(("network", "training step", "prediction, 4 members"), lines)

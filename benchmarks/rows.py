@@ -1,14 +1,18 @@
-"""Rows of measurements in a CSV file that grows, and a command that makes and shows them."""
+"""Records of measurements, works that are timed, and a command that measures and shows."""
 
 import argparse
 import csv
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from lpbnn.model import UncertainModel
+from lpbnn.predict import predict
 from lpbnn.training.environment import environment
 
 MADE = ("commit", "dirty", "device", "torch")
@@ -43,6 +47,29 @@ def timed(function: Callable[[], Any]) -> tuple[float, Any]:
     start = time.perf_counter()
     result = function()
     return time.perf_counter() - start, result
+
+
+def works(
+    name: str, model: UncertainModel, x: Any, y: Tensor, optimizer: torch.optim.Optimizer
+) -> dict[str, Callable[[], object]]:
+    """Return a training step and a prediction of a model, as ``train/NAME`` and ``predict/NAME``."""
+    model.loss(x, y)  # the check of the first batch is not part of a step
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model.train().loss(x, y)["loss"].backward()
+        optimizer.step()
+
+    return {f"train/{name}": step, f"predict/{name}": lambda: predict(model.eval(), x, seed=0)}
+
+
+def record(
+    device: torch.device | str = "cpu", packages: Sequence[str] = (), **settings: Any
+) -> dict[str, Any]:
+    """Return the head of a JSON record: date, environment with the versions of further packages, settings."""
+    made = environment(device)
+    made["versions"] |= {package: metadata.version(package) for package in packages}
+    return {"format": 1, "date": time.strftime("%Y-%m-%d"), "environment": made, **settings}
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> str:
