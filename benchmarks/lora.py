@@ -98,7 +98,13 @@ def measure(name: str) -> dict[str, dict[str, float]]:
 def run(path: Path, names: Sequence[str] = tuple(SMALL)) -> None:
     """Measure, and write the record."""
     start = time.perf_counter()
-    settings = {"members": MEMBERS, "rank": RANK, "batch": BATCH, "tokens": TOKENS, "seed": 0}
+    settings: Settings = {
+        "members": MEMBERS,
+        "rank": RANK,
+        "batch": BATCH,
+        "tokens": TOKENS,
+        "seed": 0,
+    }
     found = record(packages=("transformers", "peft"), **settings, repeats=REPEATS)
     found["rows"] = {name: {"parameters": count(name), **measure(name)} for name in names}
     found["seconds"] = time.perf_counter() - start
