@@ -28,12 +28,12 @@ from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_map_only
 
 import lpbnn
+from benchmarks.archive import read_json, write_json
 from benchmarks.rows import command, markdown, works
 from lpbnn.bench import interleaved
 from lpbnn.members.call import as_call
 from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.training.environment import environment
-from lpbnn.training.files import read_json, write_json
 
 MEMBERS, BATCH, CLASSES, REPEATS = 3, 6, 5, 9
 TOLERANCE = 1e-8  # of the largest number, in float64

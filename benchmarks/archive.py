@@ -7,7 +7,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from lpbnn.training.files import RunError, from_json, read_bytes
+from lpbnn.atomic import RunError, write_atomic
+from lpbnn.training.files import from_json, to_json
 
 SUFFIX = ".tar.xz"
 
@@ -26,8 +27,13 @@ def read_json(path: Path) -> Any:
     """Return the content of a JSON file, on the disk or in an archive, or raise a ``RunError``."""
     archive = next((p for p in path.parents if p.name.endswith(SUFFIX) and p.is_file()), None)
     if archive is None:
-        return from_json(read_bytes(path), path)
+        return from_json(path.read_bytes(), path)
     name = path.relative_to(archive).as_posix()
     if name not in members(archive):
         raise RunError(f"{archive} has no {name}. Fix: tar -tJf {archive} lists its files.")
     return from_json(members(archive)[name], path)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write JSON atomically. Numbers that JSON does not have (NaN, infinity) become null."""
+    write_atomic(path, to_json(data))

@@ -26,6 +26,7 @@ import torch
 import tyro
 from torch import Tensor
 
+from benchmarks.archive import read_json, write_json
 from lpbnn import data
 from lpbnn.calibration import fit_noise_scale, fit_scaling
 from lpbnn.data import Splits
@@ -39,7 +40,6 @@ from lpbnn.training.config import AugmentConfig, EvalConfig, OptimConfig, RunCon
 from lpbnn.training.distributed import launch
 from lpbnn.training.environment import BESIDE, environment
 from lpbnn.training.evaluator import Predictor
-from lpbnn.training.files import read_json, write_json
 from lpbnn.training.loop import fit
 
 Options = dict[str, Any]

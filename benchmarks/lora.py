@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 import lpbnn
+from benchmarks.archive import read_json, write_json
 from benchmarks.rows import command, markdown, record, works
 from lpbnn.bench import interleaved
-from lpbnn.training.files import read_json, write_json
 
 MEMBERS, RANK, BATCH, TOKENS, REPEATS = 4, 8, 16, 16, 7
 WAYS = ("LoRA", "LP-BNN over LoRA", "LP-BNN over LoRA in the last layer")

@@ -7,11 +7,11 @@ from typing import Any
 
 from torch.utils.benchmark import set_torch_threads
 
-from benchmarks.archive import read_json
+from benchmarks.archive import read_json, write_json
 from benchmarks.rows import record
 from lpbnn import backbones
 from lpbnn.bench import Row, Setup, measurements
-from lpbnn.training.files import RunError, write_json
+from lpbnn.training.files import RunError
 
 Record = dict[str, Any]
 FORMAT = 1

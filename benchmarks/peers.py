@@ -21,11 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lpbnn
+from benchmarks.archive import read_json, write_json
 from benchmarks.rows import command, markdown, record
 from lpbnn import backbones
 from lpbnn.bench import interleaved
 from lpbnn.convert.convert import replace_modules
-from lpbnn.training.files import read_json, write_json
 
 BACKBONE, MEMBERS, BATCH, REPEATS = "wrn-16-4", 4, 32, 9
 PLAIN = "plain network"

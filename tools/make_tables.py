@@ -17,7 +17,7 @@ from tools import fair
 from tools.columns import ARCHIVE, RESULTS, flat
 
 from benchmarks.archive import members
-from lpbnn.training.files import write_atomic
+from lpbnn.atomic import write_atomic
 
 # The folders of the archive in each CSV.
 TABLES = {

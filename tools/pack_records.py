@@ -17,7 +17,7 @@ from pathlib import Path
 from tools.columns import ARCHIVE
 
 from benchmarks.archive import members
-from lpbnn.training.files import write_atomic
+from lpbnn.atomic import write_atomic
 
 
 def tar_bytes(content: Mapping[str, bytes]) -> bytes:

@@ -17,12 +17,13 @@ import numpy as np
 from tools.columns import ARCHIVE
 
 from benchmarks.archive import members
+from lpbnn.atomic import write_atomic
 from lpbnn.metric_info import METRICS
 from lpbnn.report.figures import score_quantiles
 from lpbnn.report.pictures import thinned
 from lpbnn.report.runs import Run
 from lpbnn.training import RunConfig
-from lpbnn.training.files import RunError, read_arrays, read_bytes, to_json, write_atomic
+from lpbnn.training.files import RunError, read_arrays, to_json
 from lpbnn.training.rundir import CONFIG, DATA, RunDir
 
 FORMAT = 1
@@ -93,7 +94,7 @@ def keep(run: Path, into: Path) -> Path:
         "results": read.results,
     }
     if path.exists():
-        there = json.loads(read_bytes(path))["config"]
+        there = json.loads(path.read_bytes())["config"]
         if {**there, "evaluate": None} != {**config, "evaluate": None}:
             raise RunError(f"{path} holds another run of this name. Fix: give another folder.")
     path.parent.mkdir(parents=True, exist_ok=True)

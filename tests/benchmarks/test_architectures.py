@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from benchmarks import architectures, lora, peers
 from benchmarks.architectures import ARCHITECTURES, Architecture, agrees, compare
-from lpbnn.training.files import read_json
+from benchmarks.archive import read_json
 
 ROOT = Path(__file__).parents[2]
 

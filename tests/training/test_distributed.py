@@ -180,7 +180,7 @@ def test_one_process_writes_and_all_end_alike(ran: Ran) -> None:
         assert "test" in first
         assert second == []  # rank 1 wrote nothing
         assert sorted(p.name for p in (ran.root / name).iterdir()) == sorted({*FILES} - {CONFORMAL})
-    sessions = files.read_json(ran.root / "gradient" / "environment.json")["sessions"]
+    sessions = RunDir(ran.root / "gradient").sessions()
     assert [session["processes"] for session in sessions] == [2]
 
 

@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from lpbnn.atomic import write_atomic
 from lpbnn.training import RunError, checkpoint, files
 from lpbnn.training.rundir import RunDir
 
@@ -62,7 +63,7 @@ def test_a_full_disk_leaves_the_file_before(tmp_path: Path) -> None:
     with pytest.raises(
         RunError, match=r"\(1,000 bytes\) could not be written: the disk is full"
     ) as e:
-        files.write_atomic(tmp_path / "a", bytes(1000))
+        write_atomic(tmp_path / "a", bytes(1000))
     assert "What was there before is untouched" in str(e.value)
     assert contents(tmp_path) == before  # nor is a half-written file left lying about
 
@@ -70,12 +71,12 @@ def test_a_full_disk_leaves_the_file_before(tmp_path: Path) -> None:
 def test_a_limit_of_the_system_is_met_the_same_way(tmp_path: Path) -> None:
     """No simulation: the kernel itself cuts the write short."""
     path = tmp_path / "a"
-    files.write_atomic(path, b"before")
+    write_atomic(path, b"before")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
         with pytest.raises(RunError, match="could not be written"):
-            files.write_atomic(path, bytes(100_000))
+            write_atomic(path, bytes(100_000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert contents(tmp_path) == {"a": b"before"}
@@ -85,42 +86,41 @@ def test_a_limit_of_the_system_is_met_the_same_way(tmp_path: Path) -> None:
 def test_any_interruption_leaves_the_file_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
-    files.write_atomic(tmp_path / "a", b"before")
+    write_atomic(tmp_path / "a", b"before")
 
     def stop(handle: int) -> None:
         raise error
 
     monkeypatch.setattr(os, "fsync", stop)
     with pytest.raises(error):
-        files.write_atomic(tmp_path / "a", b"after")
+        write_atomic(tmp_path / "a", b"after")
     assert contents(tmp_path) == {"a": b"before"}
 
 
 def test_a_reader_sees_the_old_file_or_the_new_one(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    files.write_atomic(path, b"before")
+    write_atomic(path, b"before")
     with path.open("rb") as reading:
-        files.write_atomic(path, b"after it")
+        write_atomic(path, b"after it")
         assert reading.read() == b"before"  # replaced as a whole, not written over
     assert path.read_bytes() == b"after it"
 
 
-def test_numbers_that_json_lacks_become_null(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    files.write_json(path, {"a": [float("nan"), 1.5], "b": (float("inf"),)})
-    assert files.read_json(path) == {"a": [None, 1.5], "b": [None]}
+def test_numbers_that_json_lacks_become_null() -> None:
+    text = files.to_json({"a": [float("nan"), 1.5], "b": (float("inf"),)})
+    assert files.from_json(text, Path("a.json")) == {"a": [None, 1.5], "b": [None]}
 
 
 def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text('{"epochs": 1')
     with pytest.raises(RunError, match="bad.json is damaged: it is no JSON"):
-        files.read_json(tmp_path / "bad.json")
+        RunDir(tmp_path).read_json("bad.json")
     with pytest.raises(RunError, match="has no config.json; it holds bad.json"):
-        files.read_json(tmp_path / "config.json")
+        RunDir(tmp_path).read_json("config.json")
     with pytest.raises(RunError, match="nowhere does not exist"):
-        files.read_json(tmp_path / "nowhere" / "config.json")
+        RunDir(tmp_path / "nowhere").read_json("config.json")
     with pytest.raises(RunError, match="bad.json is a file; expected the folder of a run"):
-        files.read_json(tmp_path / "bad.json" / "config.json")
+        RunDir(tmp_path / "bad.json").read_json("config.json")
 
 
 class Tied(nn.Module):

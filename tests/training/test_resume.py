@@ -1,5 +1,6 @@
 """Whatever stops a run, it goes on as if nothing had happened."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,10 +13,11 @@ import pytest
 import torch
 
 from lpbnn import data
+from lpbnn.atomic import write_atomic
 from lpbnn.data import Splits
 from lpbnn.methods.tradi import TRADI
 from lpbnn.model import UncertainModel
-from lpbnn.training import EvalConfig, Interrupted, OptimConfig, RunConfig, RunError, files
+from lpbnn.training import EvalConfig, Interrupted, OptimConfig, RunConfig, RunError
 from lpbnn.training.run import run
 from lpbnn.training.rundir import RunDir
 
@@ -70,7 +72,7 @@ def test_a_killed_run_ends_with_the_same_weights(make: Make, tmp_path: Path) -> 
     assert [row["loss"] for row in killed.log()] == [
         row["loss"] for row in RunDir(tmp_path / "through").log()
     ]
-    assert len(files.read_json(killed / "environment.json")["sessions"]) == 2
+    assert len(killed.sessions()) == 2
 
 
 def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,13 +136,13 @@ def test_a_full_disk_keeps_the_checkpoint_before(
     make: Make, splits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, written = make(epochs=4), 0
-    write = files.write_atomic
+    write = write_atomic
 
     def fill(path: Path, content: Any) -> None:
         nonlocal written
         written += path.name == "checkpoint.pt"
         if written == 3:
-            monkeypatch.setattr(files.os, "fsync", full)
+            monkeypatch.setattr(os, "fsync", full)
         write(path, content)
 
     def full(handle: int) -> None:

@@ -14,7 +14,7 @@ import torch
 import lpbnn
 from lpbnn import methods
 from lpbnn.data import Splits
-from lpbnn.training import EvalConfig, OptimConfig, RunConfig, RunError, files
+from lpbnn.training import EvalConfig, OptimConfig, RunConfig, RunError
 from lpbnn.training.build import resolved
 from lpbnn.training.environment import environment
 from lpbnn.training.run import load_run, reevaluate, run
@@ -33,7 +33,7 @@ def test_a_run_leaves_everything(make: Make, splits: Splits, tmp_path: Path) -> 
     assert folder.config() == resolved(config)  # every option of the method written out
     assert folder.results() == results
     assert [row["epoch"] for row in folder.log()] == [1, 2]
-    (session,) = files.read_json(folder / "environment.json")["sessions"]
+    (session,) = folder.sessions()
     assert session["versions"]["torch"] == version("torch")
     assert set(session) >= {"commit", "dirty", "command", "device", "python"}
     assert results["train"]["epochs"] == 2
@@ -76,7 +76,7 @@ def test_a_finished_run_is_not_touched_by_accident(
     second = run(make(seed=1), tmp_path, overwrite=True, splits=splits)
     assert second["seed"] == 1
     assert (tmp_path / "notes.txt").read_text() == "mine"
-    assert len(files.read_json(tmp_path / "environment.json")["sessions"]) == 1
+    assert len(RunDir(tmp_path).sessions()) == 1
 
 
 def test_folders_that_are_no_runs(make: Make, splits: Splits, tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 
+from lpbnn.atomic import write_atomic
 from lpbnn.data import Splits
-from lpbnn.training import RunConfig, RunError, files, rundir
+from lpbnn.training import RunConfig, RunError, rundir
 from lpbnn.training.build import DataInfo
 from lpbnn.training.calibrate import calibrate_run
 from lpbnn.training.run import load_run, reevaluate, run
@@ -374,7 +375,7 @@ def test_temporary_names_cannot_be_predicted(
     rename = Path.replace
     monkeypatch.setattr(Path, "replace", lambda a, b: (seen.append(a.name), rename(a, b))[1])
     for _ in range(3):
-        files.write_atomic(tmp_path / "a", b"x")
+        write_atomic(tmp_path / "a", b"x")
     assert len(set(seen)) == 3
 
 

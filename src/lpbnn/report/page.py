@@ -15,6 +15,7 @@ from markupsafe import Markup
 from rich.console import Console
 from rich.markup import escape
 
+from lpbnn.atomic import write_atomic
 from lpbnn.report import figures, gallery, tables
 from lpbnn.report.colours import COLOURS, MARKERS, assign
 from lpbnn.report.results import fitting
@@ -22,7 +23,6 @@ from lpbnn.report.runs import Group, Run, by_data, grouped, plural, read_runs
 from lpbnn.report.settings import made
 from lpbnn.report.tables import RULE, Column, PaperTable, Table
 from lpbnn.report.verdict import in_words, verdict
-from lpbnn.training.files import write_atomic
 from lpbnn.training.rundir import RunDir
 
 

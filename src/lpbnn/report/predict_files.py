@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from lpbnn import plots
+from lpbnn.atomic import write_atomic
 from lpbnn.backbones.deeplab import DeepLab
 from lpbnn.calibration.conformal import Conformal
 from lpbnn.data.files import header, read_images, read_scene, scaled
@@ -24,7 +25,7 @@ from lpbnn.report.pictures import round_top
 from lpbnn.training import EvalConfig, RunConfig
 from lpbnn.training.build import DataInfo
 from lpbnn.training.evaluator import Predictor
-from lpbnn.training.files import finite, printable, write_atomic
+from lpbnn.training.files import finite, printable
 
 COLUMNS = ("label", "confidence", "total", "aleatoric", "epistemic", "ood_score")
 UNSURE = 0.5  # confidence below which no class has the majority

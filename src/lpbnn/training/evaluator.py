@@ -21,7 +21,7 @@ from lpbnn.metrics import (
     PooledDetectionMetrics,
     RegressionMetrics,
 )
-from lpbnn.metrics._base import StreamingMetric, kept
+from lpbnn.metrics._base import kept
 from lpbnn.model import UncertainModel
 from lpbnn.predict import Prediction, predict
 from lpbnn.training.build import DataInfo
@@ -35,40 +35,29 @@ HISTOGRAM_BINS = 50
 KINDS = ("total", "aleatoric", "epistemic")
 
 
-def _never() -> bool:
-    return False
-
-
 # One process measures: a metric that waited for the others would wait for ever.
-ALONE: dict[str, Any] = {"distributed_available_fn": _never}
+ALONE: dict[str, Any] = {"distributed_available_fn": lambda: False}
 
 
 class NotFinite(ValueError):
     """Predictions that are no numbers: the weights have diverged."""
 
 
-class Totals(StreamingMetric):
-    """Counts of any data set: examples, cells that count, non-finite numbers, confidences, uncertainties.
+class Totals:
+    """Counts of any data set: cells that count, non-finite numbers, confidences, uncertainties.
 
     A cell is an example, or a pixel of a segmentation set.
     """
 
-    cells: Tensor
-    bad: Tensor
-    histogram: Tensor
-    uncertainty: Tensor
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        for name in ("examples", "cells", "bad"):
-            self.add_sum(name)
-        self.add_sum("histogram", HISTOGRAM_BINS)
-        self.add_sum("uncertainty", len(KINDS), dtype=torch.float64)
+    def __init__(self, device: torch.device) -> None:
+        self.cells = torch.zeros((), dtype=torch.int64, device=device)
+        self.bad = torch.zeros((), dtype=torch.int64, device=device)
+        self.histogram = torch.zeros(HISTOGRAM_BINS, dtype=torch.int64, device=device)
+        self.uncertainty = torch.zeros(len(KINDS), dtype=torch.float64, device=device)
 
     def update(self, prediction: Prediction, valid: Tensor | None) -> None:
         """Add a batch; ``valid`` marks the pixels that count, None counts every example."""
         count = len(prediction.average)
-        self.examples = self.examples + count
         self.cells = self.cells + (count if valid is None else valid.sum())
         self.bad = self.bad + (~prediction.average.isfinite()).sum()
         if prediction.task == "regression":  # a variance may overflow where the mean does not
@@ -99,7 +88,7 @@ class Evaluator:
 
     def __init__(self, info: DataInfo, device: torch.device) -> None:
         self.info, self.device = info, device
-        self.totals = Totals(**ALONE).to(device)
+        self.totals = Totals(device)
         self.rows: list[dict[str, Tensor]] = []  # of single examples, by batch
 
     def add(self, prediction: Prediction, targets: Tensor) -> None:

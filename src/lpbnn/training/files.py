@@ -9,14 +9,14 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lpbnn.atomic import RunError, write_atomic
+from lpbnn.atomic import RunError
 
 if TYPE_CHECKING:
     import numpy as np
 
 CONFIG = "config.json"  # what makes a folder that of a run
 MOST_ARRAYS = 2**30  # bytes of the arrays of one file
-_FLAGS = os.O_RDONLY | os.O_NONBLOCK  # a pipe without a writer is not waited for
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe without a writer is not waited for
 
 
 class Interrupted(KeyboardInterrupt):
@@ -39,48 +39,19 @@ def read_regular(path: Path) -> bytes:
         "folder if it is not yours; otherwise put the file itself there."
     )
     try:
-        return _content(path, _FLAGS | os.O_NOFOLLOW, refused)
+        handle = os.open(path, _FLAGS)
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise refused
+        with os.fdopen(handle, "rb") as file:
+            return file.read()
     except OSError as error:
         raise refused if path.is_symlink() else _unreadable(path, error) from error
-
-
-def read_bytes(path: Path) -> bytes:
-    """Return the content of a file, which may be behind a link; pipes and devices are refused.
-
-    Raises:
-        RunError: that says what is missing, or that ``path`` is something else than a file.
-    """
-    refused = RunError(
-        f"{path} is a pipe, a device or a folder; expected a file. Fix: check the path."
-    )
-    try:
-        return _content(path, _FLAGS, refused)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _content(path: Path, flags: int, refused: RunError) -> bytes:
-    handle = os.open(path, flags)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise refused
-    with os.fdopen(handle, "rb") as file:
-        return file.read()
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Write JSON atomically. Numbers that JSON does not have (NaN, infinity) become null."""
-    write_atomic(path, to_json(data))
 
 
 def to_json(data: Any) -> bytes:
     """Return indented JSON; numbers that JSON does not have become null."""
     return (json.dumps(finite(data), indent=1, allow_nan=False) + "\n").encode()
-
-
-def read_json(path: Path) -> Any:
-    """Return what ``write_json`` wrote, or raise a ``RunError``."""
-    return from_json(read_bytes(path), path)
 
 
 def from_json(text: bytes, path: Path) -> Any:
@@ -134,9 +105,10 @@ def _unreadable(path: Path, error: OSError) -> RunError:
         what = f"{folder} does not exist. Fix: check the path of the run folder."
     elif not folder.is_dir():
         what = f"{folder} is a file; expected the folder of a run."
-    elif not (folder / CONFIG).exists() and (among := _runs_in(folder)):
+    elif not (folder / CONFIG).exists() and (among := runs_under(folder)):
+        names = some_of([str(run.relative_to(folder)) for run in among])
         what = (
-            f"{folder} is a folder of runs, no run itself: it holds {some_of(among)}. Fix: give one "
+            f"{folder} is a folder of runs, no run itself: it holds {names}. Fix: give one "
             f"of them, or several, as {folder}/*"
         )
     else:
@@ -146,10 +118,6 @@ def _unreadable(path: Path, error: OSError) -> RunError:
             "resume it if it was not finished."
         )
     return RunError(what)
-
-
-def _runs_in(folder: Path) -> list[str]:
-    return sorted(path.parent.name for path in folder.glob(f"*/{CONFIG}"))
 
 
 def runs_under(folder: Path) -> list[Path]:

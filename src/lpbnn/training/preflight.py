@@ -99,17 +99,12 @@ def _check_augment(augment: Augment, splits: Splits) -> None:
         )
 
 
-def corruptible(info: DataInfo) -> bool:
-    """Return True if the corruptions are defined: labelled grey or colour images of some size."""
-    images = len(info.shape) == 3 and info.shape[0] in (1, 3)
-    return images and min(info.shape[1:]) >= SMALLEST_SIDE and info.task == "classification"
-
-
 def check_corruptions(settings: EvalConfig, info: DataInfo) -> None:
     """Refuse corruptions of what has none, and folders that are none."""
     if not settings.corruptions:
         return
-    if not corruptible(info):
+    images = len(info.shape) == 3 and info.shape[0] in (1, 3) and info.task == "classification"
+    if not images or min(info.shape[1:]) < SMALLEST_SIDE:
         raise ValueError(
             f"evaluate.corruptions is on, but {info.name!r} has the task {info.task} and inputs of "
             f"shape {info.shape}; the corruptions are for the classification of grey or colour "
