@@ -31,16 +31,14 @@ def write(root: Path, rows: int = 12, **changes: object) -> Path:
     return path
 
 
-def test_reads_images_and_digits(tmp_path: Path) -> None:
+def test_reads_images(tmp_path: Path) -> None:
     write(tmp_path)
-    data = svhn.read(tmp_path)
+    images = svhn.read(tmp_path)
     pixels = np.random.RandomState(0).randint(0, 256, (32, 32, 3, 12)).astype(np.uint8)
-    assert data.inputs.shape == (12, 3, 32, 32)
-    assert data.inputs.dtype == torch.uint8
-    assert data.inputs.is_contiguous()
-    assert data.inputs[5, 2, 7, 30] == pixels[7, 30, 2, 5]
-    assert data.targets.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2]
-    assert data.targets.dtype == torch.int64
+    assert images.shape == (12, 3, 32, 32)
+    assert images.dtype == torch.uint8
+    assert images.is_contiguous()
+    assert images[5, 2, 7, 30] == pixels[7, 30, 2, 5]
     assert not svhn.is_published(tmp_path)
 
 
@@ -49,14 +47,7 @@ def test_the_published_number_of_rows_is_wanted(
 ) -> None:
     write(tmp_path)
     monkeypatch.undo()
-    with pytest.raises(ValueError, match=r"12 images and 12 labels; expected 26,032 of each"):
-        svhn.read(tmp_path)
-
-
-def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(
-        FileNotFoundError, match=r"test_32x32\.mat is missing\. Give .*download=True"
-    ):
+    with pytest.raises(ValueError, match=r"\(32, 32, 3, 12\).*expected \(32, 32, 3, 26032\)"):
         svhn.read(tmp_path)
 
 
@@ -70,12 +61,8 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"y": np.zeros((12, 1), np.uint8)}, "labels from 0 to 0; expected 1 to 10"),
-        ({"y": np.full((12, 1), 11, np.uint8)}, "labels from 11 to 11; expected 1 to 10"),
-        ({"y": np.ones((11, 1), np.uint8)}, "12 images and 11 labels; expected 12 of each"),
-        ({"y": np.ones((12, 1))}, "y of type float64; expected integers"),
-        ({"y": None}, "lacks X or y"),
-        ({"X": np.zeros((32, 32, 3, 12))}, r"type float64; expected \(32, 32, 3, N\)"),
+        ({"X": None}, "cannot be read as a MATLAB file with X"),
+        ({"X": np.zeros((32, 32, 3, 12))}, r"type float64; expected \(32, 32, 3, 12\)"),
         ({"X": np.zeros((12, 32, 32, 3), np.uint8)}, r"shape \(12, 32, 32, 3\)"),
     ],
 )

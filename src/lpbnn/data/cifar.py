@@ -257,7 +257,7 @@ def _svhn(root: Path, download: bool) -> tuple[dict[str, Dataset], list[str]]:
         note = f"no out-of-distribution part: {path} is missing (to fetch it: lpbnn data download)"
         _LOG.warning("%s", note)
         return {}, [note]
-    images = svhn.read(root, download=download).inputs
+    images = svhn.read(root, download=download)
     notes = [] if svhn.is_published(root) else ["SVHN from a copy without the published md5"]
     return {"svhn": Dataset(images, torch.full((len(images),), NOT_A_CLASS))}, notes
 
