@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from rich.console import Console
 
 from lpbnn.experiments import demo, stability, table1
-from lpbnn.experiments._suite_options import SuiteOptions
+from lpbnn.experiments._suite_options import SuiteOptions, paper_table
 from lpbnn.training import RunConfig
 
 if TYPE_CHECKING:
@@ -57,19 +57,12 @@ class Config(SuiteOptions):
 
 def paper() -> "PaperTable":
     """Return the paper's numbers, in the keys of our table."""
-    from lpbnn.report import PaperTable
-
-    return PaperTable(
-        source="Franchi et al. 2020, supplementary A.5: CIFAR-10 and CIFAR-10-C, WRN-28-10, 250 epochs",
-        rows={
-            method: {
-                f"{part}/{key}": value
-                for part, rows in PAPER.items()
-                for key, value in zip(KEYS, rows[method], strict=True)
-            }
-            for method in METHODS
-        },
+    source = (
+        "Franchi et al. 2020, supplementary A.5: CIFAR-10 and CIFAR-10-C, WRN-28-10, 250 epochs"
     )
+    keys = [f"{part}/{key}" for part in PAPER for key in KEYS]
+    rows = {method: [v for part in PAPER.values() for v in part[method]] for method in METHODS}
+    return paper_table(source, keys, rows)
 
 
 def at_chance(runs: Sequence["Run"]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from lpbnn.experiments._suite_options import SuiteOptions
+from lpbnn.experiments._suite_options import SuiteOptions, paper_table
 from lpbnn.training import EvalConfig, OptimConfig, RunConfig, ScheduleConfig
 
 if TYPE_CHECKING:
@@ -46,24 +46,18 @@ class Config(SuiteOptions):
 
 
 def paper() -> "PaperTable":
-    """Return the paper's accuracies as shares, by the label of a run with that learning rate."""
-    from lpbnn.report import PaperTable
+    """Return the paper's accuracies, by the label of a run with that learning rate."""
     from lpbnn.report.runs import title
 
+    numbers = [(method, rate, *PAPER[method][rate]) for method in PAPER for rate in RATES]
     diverged = "; ".join(
         f"{NAMES[method]} diverged in epoch {epoch} at rate {rate:g}"
-        for method, numbers in PAPER.items()
-        for rate, (_, epoch) in numbers.items()
+        for method, rate, _, epoch in numbers
         if epoch is not None
     )
-    return PaperTable(
-        source=f"Franchi et al. 2020, supplementary A.4: LeNet-5, CIFAR-10, 80 epochs; {diverged}",
-        rows={
-            f"{title(method)} (lr={rate:g})": {"accuracy": accuracy / 100}
-            for method, numbers in PAPER.items()
-            for rate, (accuracy, _) in numbers.items()
-        },
-    )
+    source = f"Franchi et al. 2020, supplementary A.4: LeNet-5, CIFAR-10, 80 epochs; {diverged}"
+    rows = {f"{title(method)} (lr={rate:g})": [accuracy] for method, rate, accuracy, _ in numbers}
+    return paper_table(source, ["accuracy"], rows)
 
 
 def settings(config: Config, method: str, rate: float, seed: int) -> RunConfig:

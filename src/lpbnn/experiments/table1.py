@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from rich.console import Console
 
 from lpbnn import methods
-from lpbnn.experiments._suite_options import SuiteOptions
+from lpbnn.experiments._suite_options import SuiteOptions, paper_table
 from lpbnn.training import AugmentConfig, EvalConfig, OptimConfig, RunConfig, ScheduleConfig
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ SOURCE = (
     "not said; AUPR above AUROC fits SVHN, as here); ECE of 15 bins; cA and cE are means over the official "
     "CIFAR-C sets, and cA of MCP and MC dropout is far below what others publish (76 %)"
 )
-PERCENT = {"accuracy", "ca"}
 
 
 Preset = Literal["cifar10", "cifar10-fast", "cifar100", "cifar100-fast"]
@@ -147,20 +146,10 @@ def configs(config: Config) -> dict[str, RunConfig]:
 
 
 def paper(preset: str) -> "PaperTable":
-    """Return the paper's rows, in the keys and units of our metrics."""
-    from lpbnn.report import PaperTable
-
-    keys, rows = (KEYS_100, CIFAR100) if preset.startswith("cifar100") else (KEYS_10, CIFAR10)
-    return PaperTable(
-        source=SOURCE,
-        rows={
-            method: {
-                key: value / 100 if key in PERCENT else value
-                for key, value in zip(keys, values, strict=True)
-            }
-            for method, values in rows.items()
-        },
-    )
+    """Return the paper's rows."""
+    if preset.startswith("cifar100"):
+        return paper_table(SOURCE, KEYS_100, CIFAR100)
+    return paper_table(SOURCE, KEYS_10, CIFAR10)
 
 
 def run(config: Config, console: Console) -> Path:

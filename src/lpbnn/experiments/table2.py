@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 
 from lpbnn import registry
-from lpbnn.experiments._suite_options import SuiteOptions
+from lpbnn.experiments._suite_options import SuiteOptions, paper_table
 from lpbnn.training import AugmentConfig, EvalConfig, OptimConfig, RunConfig, ScheduleConfig
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lpbnn.report.runs import Run
 
 # mIoU in %, then detection of anomalous pixels per image, averaged; DeepLabv3+ ResNet-50, 25 epochs.
-KEYS = ("miou", "auroc", "aupr", "fpr95", "ece")
+KEYS = ("miou", "pixels/auroc", "pixels/aupr", "pixels/fpr95", "ece")
 PAPER = {
     "streethazards": {
         "mcp": (53.90, 0.8660, 0.0691, 0.3574, 0.0652),
@@ -212,21 +212,8 @@ def configs(config: Config) -> dict[str, RunConfig]:
 
 
 def paper(data: str) -> "PaperTable":
-    """Return the paper's rows, in the keys of our metrics; detection is per image."""
-    from lpbnn.report import PaperTable
-
-    return PaperTable(
-        source=SOURCE,
-        rows={
-            _label(row): {
-                key if key in ("miou", "ece") else f"pixels/{key}": value / 100
-                if key == "miou"
-                else value
-                for key, value in zip(KEYS, values, strict=True)
-            }
-            for row, values in PAPER[data].items()
-        },
-    )
+    """Return the paper's rows; detection is per image."""
+    return paper_table(SOURCE, KEYS, {_label(row): values for row, values in PAPER[data].items()})
 
 
 def run(config: Config, console: Console) -> Path:
