@@ -134,6 +134,7 @@ def test_what_is_wrong_is_named(data: Any, message: str) -> None:
             r"augment.scale is \(2.0, 0.5\); .* such as 0.5 2",
         ),
         (lambda: AugmentConfig(crop=(32,)), r"augment.crop is \(32,\); expected height and width"),
+        (lambda: AugmentConfig().over(Augment(pad=-1)), "augment.pad is -1"),  # of a data set
         (lambda: AugmentConfig(colour=1.0), "augment.colour is 1.0; expected a number less than 1"),
         (lambda: EvalConfig(samples=0), "evaluate.samples is 0"),
         (lambda: EvalConfig(severities=(1, 1)), "each once"),

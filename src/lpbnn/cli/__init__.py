@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from tyro.conf import Positional, Suppress, arg
 
 from lpbnn import experiments, methods, registry, source
@@ -34,6 +34,7 @@ from lpbnn.training.files import CONFIG, printable
 
 console = Console()
 Runs = Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN")]
+name_column = partial(Column, no_wrap=True, style="cyan")  # the first of a list
 Out = Annotated[Path, arg(aliases=["-o"])]
 
 
@@ -53,11 +54,8 @@ def ls(method: Annotated[Positional[str | None], arg(metavar="METHOD")] = None) 
         "experiments": {name: experiments.describe(name) for name in experiments.names()},
     }
     for family, entries in families.items():
-        table = Table(
-            title=family, title_justify="left", title_style="bold", show_header=False, box=None
-        )
-        table.add_column(no_wrap=True, style="cyan")
-        table.add_column()
+        title: dict[str, Any] = {"title_justify": "left", "title_style": "bold"}
+        table = Table(name_column(), "", title=family, **title, show_header=False, box=None)
         for name, description in entries.items():
             table.add_row(_shown(name), _shown(description))
         console.print(table, "")
@@ -84,10 +82,7 @@ def _descriptions(kind: str) -> dict[str, str]:
 
 def _show_options(method: str) -> None:
     console.print(_shown(methods.describe(method)))
-    table = Table(box=None, title_justify="left")
-    table.add_column("option", no_wrap=True, style="cyan")
-    table.add_column("default", no_wrap=True)
-    table.add_column("meaning")
+    table = Table(name_column("option"), Column("default", no_wrap=True), "meaning", box=None)
     for option in methods.options(method):
         table.add_row(option.name, escape(repr(option.default)), _shown(option.description))
     console.print("", table, "")
@@ -254,10 +249,8 @@ def calibrate(
 
 
 def _show_scaling(run: Path, found: dict[str, Any], after: dict[str, float]) -> None:
-    table = Table(box=None)
-    table.add_column("test set", no_wrap=True, style="cyan")
-    table.add_column("before", justify="right")
-    table.add_column("calibrated", justify="right")
+    numbers = (Column(header, justify="right") for header in ("before", "calibrated"))
+    table = Table(name_column("test set"), *numbers, box=None)
     for name, value in found["before"].items():
         info = METRICS[name]
         shown = [f"{info.format(number)}{info.unit}" for number in (value, after[name])]
@@ -298,9 +291,7 @@ def export(
     from lpbnn.training.export import export_run
 
     found = export_run(run, out, samples=samples, force=force, trust=trust)
-    table = Table(box=None, show_header=False)
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column()
+    table = Table(name_column(), "", box=None, show_header=False)
     for what, part in (("input", found.inputs), ("output", found.outputs)):
         for name, kind in part.items():
             table.add_row(f"{what} {name}", kind)

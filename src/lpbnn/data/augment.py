@@ -104,17 +104,6 @@ class Transform(nn.Module):
         channels_last: bool = False,
     ) -> None:
         super().__init__()
-        low, high = augment.scale
-        if min(augment.pad, augment.cutout) < 0:
-            raise ValueError(f"{augment} has a negative size; expected pad >= 0 and cutout >= 0.")
-        if padding not in ("zero", "reflect"):
-            raise ValueError(f"padding={padding!r}; expected 'zero' or 'reflect'.")
-        if not 0 < low <= high:
-            raise ValueError(
-                f"scale={augment.scale}; expected two factors, 0 < smallest <= largest."
-            )
-        if not 0 <= augment.colour < 1:
-            raise ValueError(f"colour={augment.colour}; expected 0 <= colour < 1.")
         self.augment, self.padding, self.void = augment, padding, void
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.normalise = Normalise(mean, std)
@@ -125,7 +114,6 @@ class Transform(nn.Module):
         """The random numbers for a batch; all nine whatever is in use, so that the crops do not
         depend on whether colours change.
         """
-        check_generator(generator, images)
         size = (len(Chance._fields), batch or len(images))
         return Chance(*torch.rand(size, generator=generator, device=images.device))
 
@@ -235,16 +223,6 @@ def hole_in(images: Tensor, row: Tensor, column: Tensor, side: int) -> Tensor:
     return (rows[:, :, None] & columns[:, None, :])[:, None]
 
 
-def check_generator(generator: torch.Generator, images: Tensor) -> None:
-    """Random numbers are drawn on the device of the images: no copy, no wait."""
-    if generator.device.type != images.device.type:
-        raise ValueError(
-            f"the generator is on {generator.device}, the images are on {images.device}; make "
-            f"one with torch.Generator({images.device.type!r}) or epoch_generator(..., "
-            f"device={images.device.type!r})."
-        )
-
-
 def epoch_generator(
     seed: int, epoch: int, device: torch.device | str = "cpu", stream: int = 0
 ) -> torch.Generator:
@@ -277,13 +255,6 @@ def batch_indices(
     >>> [part.tolist() for part in batch_indices(5, 2, alone=False)]
     [[0, 1], [2, 3, 4]]
     """
-    if size < 1:
-        raise ValueError(f"batch_size={size}; expected at least 1.")
-    if drop_last and size > count:
-        raise ValueError(
-            f"batch_size={size} and drop_last=True leave nothing of {count} examples; "
-            "use a smaller batch or drop_last=False."
-        )
     if generator is None:
         order = torch.arange(count)
     else:

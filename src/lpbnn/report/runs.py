@@ -306,13 +306,13 @@ def counted(values: Iterable[Any], write: Callable[[Any], str] = str) -> list[tu
     return list(Counter(map(write, values)).items())
 
 
-def listed(values: Iterable[Any], write: Callable[[Any], str] = str) -> str:
+def listed(values: Iterable[Any]) -> str:
     """What runs have, of several values with the number of runs; nothing of those that have none.
 
     >>> listed(["cpu", None, "cpu"]), listed(["cpu", "cuda"])
     ('cpu', 'cpu (1 run), cuda (1 run)')
     """
-    found = counted((value for value in values if value not in (None, "")), write)
+    found = counted(value for value in values if value not in (None, ""))
     if len(found) == 1:
         return found[0][0]
     return ", ".join(f"{text} ({plural(n, 'run')})" for text, n in found)

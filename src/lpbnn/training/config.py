@@ -132,7 +132,9 @@ class AugmentConfig:
         Augment(pad=4, flip=True, cutout=0, scale=(1.0, 1.0), crop=(0, 0), colour=0.0)
         """
         chosen = {name: getattr(self, name) for name in hints._fields}
-        return hints._replace(**{name: v for name, v in chosen.items() if v is not None})
+        found = hints._replace(**{name: v for name, v in chosen.items() if v is not None})
+        dataclasses.replace(self, **found._asdict())  # hints obey the same rules
+        return found
 
 
 @dataclass(frozen=True)
