@@ -4,6 +4,7 @@ import copy
 import importlib
 import pickle
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import lpbnn
+from lpbnn.calibration import fit_conformal
 from lpbnn.likelihoods import (
     Categorical,
     Gaussian,
@@ -703,3 +705,27 @@ def test_the_confidence_of_several_labels_is_the_probability_that_each_is_right(
     p = lpbnn.predict(model, torch.randn(6, 4))
     assert torch.equal(p.labels, p.probs > 0.5)
     torch.testing.assert_close(p.confidence, p.probs.where(p.labels, 1 - p.probs))
+
+
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("likelihood", [Categorical(), MultiLabel(), Gaussian(), Gaussian(0.1)])
+def test_every_number_of_a_prediction_has_the_precision_of_the_outputs(
+    likelihood: Likelihood, members: int
+) -> None:
+    model = lpbnn.build(small(4), "ensemble", members=members, likelihood=likelihood).double()
+    for chunk in (None, 2):
+        found = predict(model, torch.randn(5, 5).double(), chunk=chunk).to_dict()
+        numbers = {name: value.dtype for name, value in found.items() if name != "labels"}
+        assert set(numbers.values()) == {torch.float64}, numbers
+
+
+@pytest.mark.parametrize("level", ["0.9", None, torch.tensor(0.9)])
+def test_a_level_that_is_no_number_is_refused(level: Any) -> None:
+    x = torch.randn(20, 5)
+    for task in ("classification", "regression"):
+        model = lpbnn.build(small(4), "mcp", task=task)
+        p, y = predict(model, x), torch.zeros(20, dtype=torch.int64)
+        scores = fit_conformal(p, y if task == "classification" else torch.zeros(20, 2))
+        call = partial(p.sets, scores) if task == "classification" else p.interval
+        with pytest.raises(TypeError, match="expected conformal scores and a level; got"):
+            call(level)

@@ -2,6 +2,7 @@
 
 import gc
 from collections import UserDict
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from networks import small
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 from torch.utils.data import DataLoader, TensorDataset
 
 import lpbnn
@@ -149,6 +151,11 @@ def test_the_tensors_of_any_mapping_go_to_the_models_device(kind: Any) -> None:
     assert moved["flag"] is True
 
 
+def test_batches_for_a_network_without_weights_stay_where_they_are() -> None:
+    model, x = lpbnn.build(nn.Softmax(1), "mcp"), torch.randn(10, 5)
+    check_equal(predict(model, iter(x.split(4))), predict(model, x))
+
+
 # What a prediction can be turned into
 
 
@@ -172,6 +179,19 @@ def test_cpu_keeps_every_field(small_model: lpbnn.UncertainModel) -> None:
     p = predict(small_model, torch.randn(4, 5))
     check_equal(p.cpu(), p)
     assert p.cpu().class_dim == p.class_dim
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_cpu_moves_every_tensor(task: Any) -> None:
+    p = predict(lpbnn.build(small(4), "mcp", task=task), torch.randn(4, 5))
+    with FakeTensorMode():  # a device that need not be there
+        tensors = {
+            field.name: torch.empty(value.shape, device="cuda")
+            for field in fields(p)
+            if isinstance(value := getattr(p, field.name), Tensor)
+        }
+        moved = replace(p, **tensors).cpu()
+    assert {getattr(moved, name).device.type for name in tensors} == {"cpu"}
 
 
 def test_outputs_give_the_prediction_of_the_model(small_model: lpbnn.UncertainModel) -> None:
@@ -257,20 +277,22 @@ def test_outputs_that_are_not_finite_are_marked_on_request() -> None:
 class WithTable(nn.Module):
     """A network that takes a table beside the examples: as many rows as the last portion would have."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: int = 3) -> None:
         super().__init__()
+        self.rows = rows
         self.first, self.head = nn.Linear(5, 4), nn.Linear(4, 2)
 
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
-        assert table.shape == (3, 5)
+        assert table.shape == (self.rows, 5)
         return self.head(self.first(x + table.mean(0)).relu())
 
 
-@pytest.mark.parametrize("method", ["mimo", "ensemble"])
-def test_no_portion_has_as_many_rows_as_an_input_that_is_no_batch(method: str) -> None:
-    model = lpbnn.build(WithTable(), method, check=False)
-    x = torch.randn(7, 5), torch.randn(3, 5)
-    for rows in (4, 8, 12, 16):
+@pytest.mark.parametrize("table", [2, 3])
+@pytest.mark.parametrize("method", ["mimo", "ensemble", "mcp"])
+def test_no_portion_has_as_many_rows_as_an_input_that_is_no_batch(method: str, table: int) -> None:
+    model = lpbnn.build(WithTable(table), method, check=False)
+    x = torch.randn(7, 5), torch.randn(table, 5)
+    for rows in (2, 3, 4, 8, 12, 16):
         found = predict(model, x, chunk=rows, seed=0)
         torch.testing.assert_close(found.probs, predict(model, x, seed=0).probs)
 

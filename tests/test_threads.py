@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lpbnn
 from lpbnn import methods
+from lpbnn.model import Turns
 
 THREADS, CALLS = 4, 3
 
@@ -216,3 +217,19 @@ def test_two_threads_that_wait_for_their_checks_do_not_wait_for_each_other() -> 
     for _ in range(10):
         model.checks.clear()
         assert len(in_threads(ask, calls=2)) == 2 * THREADS
+
+
+def test_a_thread_that_has_checked_still_runs_and_one_that_has_left_does_not() -> None:
+    turns, entered = Turns(), threading.Event()
+
+    def check() -> None:
+        with turns.alone():
+            entered.set()
+
+    with turns.shared():
+        with turns.alone():
+            pass
+        other = threading.Thread(target=check, daemon=True)
+        other.start()
+        assert not entered.wait(0.05)
+    assert entered.wait(5.0)

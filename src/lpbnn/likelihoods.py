@@ -278,9 +278,7 @@ class Categorical(Likelihood):
     def mean_nll(
         self, outputs: Tensor, targets: Tensor, row_weights: Tensor | None = None
     ) -> Tensor:
-        soft = isinstance(targets, Tensor) and targets.is_floating_point()
-        plain = type(self) is Categorical and not soft and row_weights is None
-        if not plain:
+        if type(self) is not Categorical or row_weights is not None:
             return super().mean_nll(outputs, targets, row_weights)
         total = self.nll(outputs, targets, "sum")  # sums in the kernel of the cross-entropy
         return weighted_mean(total, self.weights(targets).to(total.dtype).sum())

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 import lpbnn
 from lpbnn.calibration import calibrate, fit_noise_scale
+from lpbnn.calibration.held_out import Cells
+from lpbnn.calibration.noise import log_temperature_slope
 from lpbnn.methods.mcdropout import ActiveDropout
 
 POSTERIORS = ("lpbnn", "rank1", "meanfield", "mcdropout")
@@ -159,3 +161,12 @@ def test_a_scale_that_is_no_amount_is_refused(scale: float) -> None:
     model = lpbnn.build(small(), "lpbnn", num_data=10)
     with pytest.raises(ValueError, match="expected a finite number of at least 0"):
         model.set_noise_scale(scale)
+
+
+def test_the_slope_by_the_temperature_is_that_of_double_precision() -> None:
+    cells = Cells(torch.randn(3, 50, 4), torch.arange(50) % 4)
+    log_t = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    probs = (cells.outputs.double() / log_t.exp()).softmax(-1).mean(0)
+    nll = -probs.gather(1, cells.labels[:, None]).log().mean()
+    (expected,) = torch.autograd.grad(nll, log_t)
+    assert log_temperature_slope(cells) == pytest.approx(expected.item(), rel=1e-12)

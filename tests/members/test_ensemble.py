@@ -1,6 +1,9 @@
 """A prediction leaves the modules' modes alone, and refresh finds layers that were replaced."""
 
+import copy
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -171,3 +174,33 @@ def test_members_that_run_one_by_one_see_the_inputs_as_they_were() -> None:
     assert torch.equal(x, before)
     each = [run(x.clone()) for run in model.passes(1, 1)]
     torch.testing.assert_close(found, torch.cat(each))
+
+
+@pytest.mark.parametrize("paths", [["stage2"], ("stage2",), "stage2"])
+def test_expansion_points_may_be_given_in_any_sequence(paths: Any) -> None:
+    options = {"include": ["stage2", "head"], "expand_at": paths}
+    model, again = (lpbnn.build(ResNet(), "batchensemble", **options) for _ in range(2))
+    assert model.expand_at == ["stage2"]
+    model(torch.randn(3, 3, 8, 8))
+    again.load_state_dict(model.state_dict())
+    assert again.checks == model.checks
+    assert model.checks
+
+
+@pytest.mark.parametrize("expand_at", ["", None])
+@pytest.mark.parametrize("method", ["lpbnn", "mcdropout", "batchensemble"])
+def test_members_train_together_even_if_each_would_fill_the_device(
+    method: str, expand_at: str | None, fill_device: Callable[[bool], None]
+) -> None:
+    """Their batch norms see the rows of all members."""
+    model = lpbnn.build(Counts(), method, num_data=10, expand_at=expand_at).double().train()
+    x, y = torch.randn(6, 4).double(), torch.arange(6) % 3
+    model(x)  # makes the check
+    found = []
+    for yes in (True, False):
+        fill_device(yes)
+        own = copy.deepcopy(model)
+        torch.manual_seed(0)
+        found.append((own(x), own.loss(x, y)["loss"], own.net.norm.running_mean))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)

@@ -174,3 +174,81 @@ def test_inputs_by_position_and_by_name_have_one_loss_and_one_output(
         torch.testing.assert_close(found, expected)
     for found, whole in zip(both(a, a), expected, strict=True):
         assert not torch.allclose(found, whole)
+
+
+# Saved besides the parameters: what training computes, and r, which does not learn. Options and what is
+# annealed are those of the model that loads the state.
+SAVED = {
+    "abnn": {"noise_scale", "class_order"},
+    "batchensemble": {"noise_scale"},
+    "duq": {"N", "m"},
+    "lpbnn": {"noise_scale", "net"},
+    "meanfield": {"noise_scale"},
+    "rank1": {"noise_scale"},
+    "tradi": {"memory", "mean", "variance"},
+}
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_a_state_holds_what_was_learned_and_no_options(method: str) -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    model = lpbnn.build(net, method, num_data=10, class_weights=[1.0, 2.0, 3.0])
+    saved = model.state_dict().keys() - dict(model.named_parameters()) - {"_extra_state"}
+    assert {name.partition(".")[0] for name in saved} == SAVED.get(method, set())
+
+
+class ReturnsMore(nn.Module):
+    """Returns its output in a mapping, beside other things than tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        hidden = torch.tanh(self.body(x))
+        return {"hidden": hidden, "logits": self.head(hidden), "cache": None, "layers": 2}
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("method", methods.names())
+def test_a_network_may_return_more_than_its_output(method: str, training: bool) -> None:
+    model = lpbnn.build(ReturnsMore(), method, num_data=10).train(training)
+    x = torch.randn(6, 4)
+    model.loss(x, torch.arange(6) % 3)["loss"].backward()
+    assert model(x).shape == (model.members, 6, 3)
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_undo_leaves_the_hooks_that_a_user_gave_a_built_model(method: str) -> None:
+    model, called = lpbnn.build(mixed(), method, num_data=10), set()
+    there = set(model.networks[0].modules())
+    for module in there:
+        module.register_forward_pre_hook(lambda module, _: called.add(module))
+    plain = lpbnn.undo(model)
+    plain(torch.randn(2, 3, 2, 2))
+    assert called == there.intersection(plain.modules())
+    assert len(called) >= 4
+
+
+@pytest.mark.filterwarnings("ignore::lpbnn.model.NotFittedWarning")
+@pytest.mark.parametrize("method", methods.names())
+def test_an_evaluation_between_the_loss_and_after_step_changes_nothing(method: str) -> None:
+    x, y, other = torch.randn(6, 3, 2, 2), torch.arange(6) % 3, torch.randn(4, 3, 2, 2)
+    states = []
+    for evaluated in (True, False):
+        torch.manual_seed(0)
+        model = lpbnn.build(mixed(), method, num_data=10).train()
+        model.loss(x, y)["loss"].backward()
+        if evaluated:
+            before = [(module, module.training) for module in model.modules()]
+            lpbnn.predict(model, other)
+            assert [(module, module.training) for module in model.modules()] == before
+            model.eval().loss(other, torch.tensor([2, 0, 1, 1]))
+            model.train()
+        model.after_step(0.1)
+        gradients = {f"{name}.grad": p.grad for name, p in model.named_parameters()}
+        states.append(model.state_dict() | {k: g for k, g in gradients.items() if g is not None})
+        states[-1].pop("_extra_state", None)  # what was found for calls of a kind
+    assert states[0].keys() == states[1].keys()
+    for name, value in states[0].items():
+        assert torch.equal(value, states[1][name]), name

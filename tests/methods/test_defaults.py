@@ -1,11 +1,16 @@
 """Defaults that results were measured with: whoever changes one changes what a name stands for."""
 
 import dataclasses
+import inspect
 from typing import Any
 
 import pytest
 
 from lpbnn import methods
+from lpbnn.methods.edl import bayes_risk
+from lpbnn.methods.meanfield import GaussianLayer
+from lpbnn.rank_one.factors import GaussianFactors, PointFactors
+from lpbnn.rank_one.vae import LatentFactors
 
 RANK_ONE = {"members": 4, "batch_mode": "split", "batch_norm": "shared", "init": "normal"}
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -67,3 +72,23 @@ def test_the_defaults_are_those_that_were_measured(method: str) -> None:
 def test_the_variant_of_the_paper_has_the_papers_start() -> None:
     config = methods.load("lpbnn").Config(variant="paper")
     assert (config.init_std, config.weighting) == (0.5, "equation")
+
+
+PARTS: list[tuple[str, Any]] = [
+    ("batchensemble", PointFactors),
+    ("rank1", GaussianFactors),
+    ("lpbnn", LatentFactors),
+    ("meanfield", GaussianLayer),
+    ("edl", bayes_risk),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "part"), PARTS, ids=lambda part: getattr(part, "__name__", part)
+)
+def test_the_layers_of_a_method_have_the_defaults_of_its_options(method: str, part: Any) -> None:
+    parameters = inspect.signature(part).parameters.values()
+    given = {p.name: p.default for p in parameters if p.default is not p.empty}
+    shared = given.keys() & DEFAULTS[method].keys()
+    assert shared
+    assert {name: given[name] for name in shared} == {n: DEFAULTS[method][n] for n in shared}

@@ -320,3 +320,11 @@ def test_errors_say_what_to_do() -> None:
         from_members([net, net])
     with pytest.raises(TypeError, match=r"one deterministic network.*got DeepEnsemble"):
         from_members([build(Mlp())])
+
+
+def test_a_weight_of_one_number_is_drawn_anew_and_keeps_its_size() -> None:
+    net = nn.Sequential(nn.Linear(1, 1, bias=False))
+    nn.init.constant_(net[0].weight, 2.0)
+    model = lpbnn.build(net, "ensemble", members=20)
+    weights = {round(own[0].weight.item(), 4) for own in model.networks}
+    assert weights == {-2.0, 2.0}

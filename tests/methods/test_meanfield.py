@@ -414,3 +414,12 @@ def test_the_posterior_begins_at_the_given_deviation() -> None:
         layer = GaussianLayer(nn.Linear(3, 2), std=std)
         for _, found in layer.gaussians():
             torch.testing.assert_close(found, torch.full_like(found, std), rtol=1e-4, atol=0)
+
+
+def test_the_deviations_of_frozen_weights_are_frozen() -> None:
+    for frozen in ("weight", "bias"):
+        net = nn.Sequential(nn.Linear(4, 3))
+        getattr(net[0], frozen).requires_grad_(False)
+        model = lpbnn.build(net, "meanfield", num_data=10)
+        learns = {name: p.requires_grad for name, p in model.named_parameters()}
+        assert learns == {name: frozen not in name for name in learns}

@@ -288,6 +288,13 @@ def test_the_ends_are_found_or_named() -> None:
     assert model.net.stem.in_channels == 3
 
 
+def test_layers_of_attention_are_no_ends() -> None:
+    net = nn.Module()
+    net.attention = nn.MultiheadAttention(4, 2)
+    net.first, net.last, net.more = nn.Linear(4, 4), nn.Linear(4, 3), nn.MultiheadAttention(4, 2)
+    assert find_ends(net, None, None) == ("first", ["last"])
+
+
 def test_errors_say_what_to_do() -> None:
     with pytest.raises(ValueError, match="members=0: expected an integer"):
         build(Mlp(), members=0)

@@ -83,6 +83,14 @@ def test_a_registered_method_is_like_the_others(monkeypatch: pytest.MonkeyPatch)
     assert methods.options("plain") == methods.options("mcp")
 
 
+def test_names_are_in_alphabetical_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods, "_registered", {})
+    methods.register("zzz", mcp)
+    methods.register("aaa", mcp)
+    assert methods.names()[0] == "aaa"
+    assert methods.names() == sorted(methods.names())
+
+
 def test_a_wrong_registration_is_named() -> None:
     with pytest.raises(ValueError, match=r"no method has. lpbnn.methods.lpbnn has it"):
         lpbnn.register("lpbnn", mcp)

@@ -537,3 +537,16 @@ def test_errors_name_what_is_missing() -> None:
         model.after_fit([])
     assert model.members == 1
     assert model.eval()(torch.randn(2, 3, 8, 8)).shape == (1, 2, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_step_of_half_precision_weights_moves_the_filter_without_rounding(dtype: Any) -> None:
+    model = build(nn.Linear(50, 1, bias=False).to(dtype))
+    (weight,) = model.net.parameters()
+    weight.grad = torch.randn_like(weight)
+    (mean,) = model.mean.by_name().values()
+    before = mean.clone()
+    model.ratios.zero_()
+    model.memory.fill_(1e12)  # so that the gain is nearly zero
+    model.after_step(0.1)
+    torch.testing.assert_close(mean, before - 0.1 * weight.grad.float(), rtol=1e-6, atol=1e-7)

@@ -69,6 +69,7 @@ def calibrate(
 
     Example:
         >>> import lpbnn
+        >>> _ = torch.manual_seed(0)
         >>> model = lpbnn.build(nn.Linear(4, 3), "ensemble", members=4)
         >>> x = torch.randn(500, 4)
         >>> y = (lpbnn.predict(model, x).probs ** 0.5).multinomial(1).squeeze(1)  # half as sure

@@ -138,7 +138,7 @@ class PassSlot:
             self._thread.replay = weakref.ref(state)
 
         for output in tree_leaves(outputs):
-            if isinstance(output, Tensor) and output.requires_grad:
+            if output.requires_grad:
                 output.register_hook(set_replay)
         return outputs
 

@@ -316,7 +316,7 @@ class RemovedHead(Wrapper, nn.Identity):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self.layer._apply(fn, recurse)
-        return super()._apply(fn, recurse)
+        return self
 
     def restore(self) -> nn.Module:
         self.layer.train(self.training)
