@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lpbnn
 from lpbnn import methods
-from lpbnn.model import Turns
+from lpbnn.model import RunLock
 
 THREADS, CALLS = 4, 3
 
@@ -220,14 +220,14 @@ def test_two_threads_that_wait_for_their_checks_do_not_wait_for_each_other() -> 
 
 
 def test_a_thread_that_has_checked_still_runs_and_one_that_has_left_does_not() -> None:
-    turns, entered = Turns(), threading.Event()
+    lock, entered = RunLock(), threading.Event()
 
     def check() -> None:
-        with turns.alone():
+        with lock.alone():
             entered.set()
 
-    with turns.shared():
-        with turns.alone():
+    with lock.shared():
+        with lock.alone():
             pass
         other = threading.Thread(target=check, daemon=True)
         other.start()

@@ -250,12 +250,15 @@ def test_adaptive_scores_are_sums_over_the_classes_before() -> None:
     probs, _ = uncalibrated(50, torch.Generator().manual_seed(6))
     u = torch.rand(50, 1, dtype=torch.float64)
     found = class_scores(probs, "raps", 0.1, 2, u)
+    without = class_scores(probs, "aps", 0.1, 2, u)
     for i in range(50):
         for c in range(5):
             before = probs[i][probs[i] > probs[i, c]]
             place = len(before) + 1
-            score = before.sum() + (1 - u[i, 0]) * probs[i, c] + 0.1 * max(place - 2, 0)
-            assert found[i, c].item() == pytest.approx(score.item(), abs=1e-12)
+            score = (before.sum() + (1 - u[i, 0]) * probs[i, c]).item()
+            assert without[i, c].item() == pytest.approx(score, abs=1e-12)
+            score += 0.1 * max(place - 2, 0)
+            assert found[i, c].item() == pytest.approx(score, abs=1e-12)
 
 
 @pytest.mark.parametrize(("n", "level"), [(9, 0.9), (99, 0.9), (100, 0.9), (19, 0.95), (37, 0.5)])

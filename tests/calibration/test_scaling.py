@@ -109,6 +109,28 @@ def test_the_gradient_of_the_nll_vanishes_at_the_fit(kind: Any) -> None:
     assert found.scale.grad.abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("factor", [0.03, 0.1, 10.0, 30.0])
+def test_the_temperature_grows_with_the_outputs(factor: float) -> None:
+    outputs, labels = overconfident(members=2)
+    one, other = (fit_scaling(part, labels).temperature for part in (outputs, factor * outputs))
+    assert other == pytest.approx(factor * one, rel=1e-5)
+
+
+@pytest.mark.parametrize("factor", [0.001, 50.0])
+def test_a_temperature_beyond_a_hundred_is_no_minimum(factor: float) -> None:
+    outputs, labels = overconfident()  # three times too large
+    with pytest.raises(ValueError, match="no temperature is best"):
+        fit_scaling(factor * outputs, labels)
+
+
+def test_fits_need_no_gradients_around_them() -> None:
+    model: Any = lpbnn.build(small(), "lpbnn", num_data=100)
+    batches, data = held_out(model), overconfident()
+    expected = fit_scaling(*data).temperature, calibrate(model, batches).temperature
+    with torch.no_grad():
+        assert (fit_scaling(*data).temperature, calibrate(model, batches).temperature) == expected
+
+
 def test_nll_of_the_mixture_is_that_of_averaged_probabilities() -> None:
     outputs, labels = overconfident(3, n=50)
     expected = -outputs.softmax(-1).mean(0).log().gather(1, labels.unsqueeze(1)).squeeze(1)

@@ -236,3 +236,13 @@ def test_packed_outputs_are_in_the_order_of_the_packed_inputs(is_sorted: bool) -
             assert one is None
         else:
             torch.testing.assert_close(one, other)
+
+
+def test_a_subclass_may_compute_something_else_and_is_not_split() -> None:
+    class Mine(nn.LSTM):
+        pass
+
+    net = nn.Sequential(Mine(4, 4))
+    with pytest.raises(ValueError, match="no recurrent layer to split"):
+        split_recurrent(net)
+    assert type(net[0]) is Mine

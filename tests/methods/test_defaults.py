@@ -8,9 +8,10 @@ import pytest
 
 from lpbnn import methods
 from lpbnn.methods.edl import bayes_risk
+from lpbnn.methods.lpbnn import LatentFactors
 from lpbnn.methods.meanfield import GaussianLayer
-from lpbnn.rank_one.factors import GaussianFactors, PointFactors
-from lpbnn.rank_one.vae import LatentFactors
+from lpbnn.methods.rank1 import GaussianFactors
+from lpbnn.rank_one.factors import PointFactors
 
 RANK_ONE = {"members": 4, "batch_mode": "split", "batch_norm": "shared", "init": "normal"}
 DEFAULTS: dict[str, dict[str, Any]] = {

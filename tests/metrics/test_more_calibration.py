@@ -67,6 +67,21 @@ def test_bins_of_the_classwise_ece_are_closed_above() -> None:
     assert metrics.classwise_ece(probs, labels, num_bins=4) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("num_bins", [2, 3, 15])
+def test_every_bin_of_an_ece_counts_for_itself(num_bins: int) -> None:
+    """Labels that are too frequent in one bin and too rare in the next, so that no two may be one."""
+    p = torch.linspace(0.02, 0.999, 20 * num_bins, dtype=torch.float64)
+    bins = (p * num_bins).ceil().long() - 1
+    right = (bins % 2 == 0).double()
+    gaps = [(right - p)[bins == b].sum().abs().item() for b in range(num_bins)]
+    expected = sum(gaps) / len(p)
+    two = torch.stack([p, 1 - p], 1)
+    many = torch.cat([p[:, None], ((1 - p) / 59)[:, None].expand(-1, 59)], 1)
+    for name, probs in (("classwise_ece", two), ("ece", many)):
+        found = getattr(metrics, name)(probs, 1 - right.long(), num_bins=num_bins)
+        assert found == pytest.approx(expected, rel=1e-6)
+
+
 @pytest.mark.parametrize("name", ["adaptive_ece", "classwise_ece"])
 def test_maps_count_their_pixels_and_leave_out_the_ignored(name: str) -> None:
     metric = getattr(metrics, name)

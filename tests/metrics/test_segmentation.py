@@ -179,3 +179,7 @@ def test_scores_of_any_precision(dtype: torch.dtype, pooled: bool) -> None:
     measured = pixel_detection(scores.to(dtype), is_ood, valid, pooled=pooled)
     expected = pixel_detection(scores.to(dtype).float(), is_ood, valid, pooled=pooled)
     assert measured == expected
+
+
+def test_a_tracker_of_torchmetrics_keeps_the_largest_miou() -> None:
+    assert MeanIoU(2).higher_is_better

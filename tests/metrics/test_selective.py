@@ -109,6 +109,7 @@ def test_the_ood_threshold_is_that_of_fpr95() -> None:
         (torch.tensor([0.1, torch.nan]), torch.ones(2), "1 values of uncertainty are not finite"),
         (torch.rand(2), torch.tensor([1.0, torch.nan]), "1 values of losses are not finite"),
         (torch.rand(2), torch.ones(3), "two tensors of one shape"),
+        (torch.rand(2, 2), torch.ones(2, 2), r"two tensors of one shape \(N,\)"),
         (torch.rand(0), torch.ones(0), "at least one"),
         (torch.rand(2), -torch.ones(2), "a loss is negative"),
     ],

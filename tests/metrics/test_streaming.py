@@ -167,6 +167,15 @@ def test_update_stays_on_the_device_of_the_inputs(case: Case) -> None:
 
 
 @every
+def test_a_merge_ends_on_the_device_of_the_metric(case: Case) -> None:
+    metric, other = case.make().to("meta"), case.make()
+    other.update(*case.inputs)
+    metric.merge_state(other)
+    states = [x for s in metric.metric_state.values() for x in (s if isinstance(s, list) else [s])]
+    assert all(state.is_meta for state in states)
+
+
+@every
 def test_the_size_of_a_chunk_does_not_change_the_number(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,8 +311,8 @@ def test_processes_give_the_number_of_one_update(case: Case, cut: int) -> None:
     assert results[0] == results[1] == pytest.approx(one_update(case))
 
 
-PROBS, LABELS = torch.randn(9, 3).softmax(1), torch.arange(9) % 3
-MEANS, VARIANCES, NUMBERS = torch.randn(2, 9), torch.rand(2, 9) + 0.1, torch.randn(9)
+PROBS, LABELS = torch.randn(24, 3).softmax(1), torch.arange(24) % 3
+MEANS, VARIANCES, NUMBERS = torch.randn(2, 24), torch.rand(2, 24) + 0.1, torch.randn(24)
 FUNCTIONS: dict[str, tuple[Tensor, ...]] = {
     "accuracy": (PROBS, LABELS),
     "nll": (PROBS, LABELS),
@@ -341,3 +350,45 @@ def test_labels_of_any_integer_type_give_the_same_number(dtype: torch.dtype) -> 
         assert function(PROBS, LABELS.to(dtype)) == function(PROBS, LABELS)
     sets = PROBS > 0.3
     assert metrics.set_coverage(sets, LABELS.to(dtype)) == metrics.set_coverage(sets, LABELS)
+
+
+IGNORING: dict[str, Callable[..., Any]] = {
+    name: getattr(metrics, name)
+    for name in ("accuracy", "nll", "brier", "ece", "adaptive_ece", "classwise_ece")
+} | {
+    "reliability": lambda *data, **options: metrics.reliability(*data, **options).count.tolist(),
+    "miou": lambda *data, **options: metrics.miou(*data, 3, **options),
+    "set_coverage": lambda probs, y, **options: metrics.set_coverage(probs > 0.3, y, **options),
+    "set_size": lambda probs, y, **options: metrics.set_size(probs > 0.3, y, **options),
+    "q_statistic": lambda probs, y, **options: metrics.q_statistic(
+        torch.stack([probs, probs.flip(1), probs.roll(1, 1)]), y, **options
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IGNORING)
+@pytest.mark.parametrize("ignored", [7, 1, (7, 1)])
+def test_an_ignored_label_is_as_good_as_no_example(name: str, ignored: Any) -> None:
+    function, labels = IGNORING[name], LABELS.clone()
+    both = ignored if isinstance(ignored, tuple) else (ignored,)
+    labels[::4] = 7 if 7 in both else 1
+    left = torch.tensor([label not in both for label in labels.tolist()])
+    assert 0 < left.sum() < len(left)
+    found = function(PROBS, labels, ignore_index=ignored)
+    expected = function(PROBS[left], labels[left])
+    assert found == pytest.approx(expected, nan_ok=True)
+
+
+FUNCTIONS_OF_MEMBERS = {
+    name: (torch.stack([PROBS, PROBS.flip(1)]), LABELS)
+    for name in ("ratio_error", "q_statistic", "correlation")
+}
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, *FUNCTIONS_OF_MEMBERS])
+def test_what_is_no_tensor_or_has_no_dimension_is_refused(name: str) -> None:
+    inputs = (FUNCTIONS | FUNCTIONS_OF_MEMBERS)[name]
+    for i, own in enumerate(inputs):
+        for wrong in (own.tolist(), own.numpy(), own.flatten()[0], own[..., :2, None]):
+            with pytest.raises(ValueError, match="expected"):
+                getattr(metrics, name)(*inputs[:i], wrong, *inputs[i + 1 :])

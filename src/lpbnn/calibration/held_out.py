@@ -147,9 +147,9 @@ def choose_cells(counted: Tensor, most: int | None, generator: torch.Generator |
 def collect(
     model: UncertainModel,
     batches: Iterable[Any],
-    samples: int = 1,
-    seed: int | None = 0,
-    cells_per_example: int | None = CELLS_PER_EXAMPLE,
+    samples: int,
+    seed: int | None,
+    cells_per_example: int | None,
 ) -> Cells:
     """Return the outputs of a model's members for held-out batches.
 
@@ -164,9 +164,9 @@ def collect(
 def collect_heads(
     model: UncertainModel,
     batches: Iterable[Any],
-    samples: int = 1,
-    seed: int | None = 0,
-    cells_per_example: int | None = CELLS_PER_EXAMPLE,
+    samples: int,
+    seed: int | None,
+    cells_per_example: int | None,
 ) -> dict[str, Cells]:
     """Return what ``collect`` does for each head of classes or labels, by name; "" is the only one."""
     likelihood = model.likelihood

@@ -145,8 +145,7 @@ def fit_cells(cells: Cells, kind: Kind, likelihood: Likelihood) -> Scaling:
         a = scale.exp() if kind == "temperature" else scale
         return backward_nll(cells, a, bias)
 
-    with torch.enable_grad():
-        optimizer.step(closure)
+    optimizer.step(closure)
     a = (scale.exp() if kind == "temperature" else scale).detach().float()
     if kind == "temperature" and not 1 / LARGEST < a.item() < LARGEST:
         why = "all predictions are right" if a > 1 else "the outputs say nothing about the labels"
