@@ -6,9 +6,23 @@ from typing import Any
 import pytest
 
 import lpbnn
-from lpbnn import calibration, likelihoods, metrics
+from lpbnn import backbones, calibration, likelihoods, metrics, plots
 from lpbnn.data import augment
 
+ESTIMATOR = {
+    "method": "lpbnn",
+    "hidden": (128, 128),
+    "dropout": 0.1,
+    "epochs": 200,
+    "batch_size": "auto",
+    "lr": 0.002,
+    "weight_decay": 0.0003,
+    "early_stopping": True,
+    "validation_fraction": 0.15,
+    "patience": 16,
+    "samples": 1,
+    "device": "cpu",
+}
 DEFAULTS: dict[Any, dict[str, Any]] = {
     lpbnn.build: {"method": "lpbnn", "task": "classification", "ignore_index": -100, "check": True},
     lpbnn.predict: {"samples": 1, "allow_not_finite": False, "progress": False},
@@ -50,6 +64,30 @@ DEFAULTS: dict[Any, dict[str, Any]] = {
     metrics.pixel_detection: {"pooled": False},
     metrics.quantile_calibration: {"num_levels": 99},
     metrics.quantile_error: {"num_levels": 99},
+    lpbnn.LPBNNClassifier: ESTIMATOR,
+    lpbnn.LPBNNRegressor: ESTIMATOR,
+    lpbnn.export_onnx: {
+        "samples": 1,
+        "seed": 0,
+        "level": 0.9,
+        "target_mean": 0.0,
+        "target_std": 1.0,
+        "force": False,
+    },
+    calibration.Conformal: {"penalty": 0.0, "free_classes": 0, "randomised": False},
+    backbones.build: {"in_channels": 3},
+    plots.decision_map: {
+        "show": "epistemic",
+        "margin": 1.0,
+        "points": 100,
+        "samples": 4,
+        "seed": 0,
+    },
+    plots.member_bars: {"names": (), "left": 0.0, "most": 8},
+    plots.ood_scores: {"label": "model", "log": False},
+    plots.parity: {"label": "model", "most": 60},
+    plots.trade_off: {"x_std": 0.0, "y_std": 0.0, "marker": "o", "label": "model"},
+    plots.value_map: {"top": 1.0, "scale": "magma", "title": "", "unit": ""},
     augment.Normalise: {"dims": 3, "channels_last": False},
     augment.Transform: {
         "augment": augment.Augment(

@@ -1,7 +1,7 @@
 """A config says what it was given, compares by value and survives JSON."""
 
 import json
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import pytest
@@ -170,3 +170,56 @@ def test_the_command_line_can_show_it() -> None:
     assert config.schedule.milestones == (3, 5)
     assert config.evaluate.corruptions
     assert not config.progress
+
+
+def test_the_defaults_are_those_of_the_results() -> None:
+    optim = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}
+    assert asdict(RunConfig()) == {
+        "method": "lpbnn",
+        "method_options": {},
+        "backbone": "small-cnn",
+        "backbone_options": {},
+        "data": "digits",
+        "data_root": None,
+        "data_options": {},
+        "seed": 0,
+        "epochs": 15,
+        "batch_size": 128,
+        "drop_last": False,
+        "optim": {**optim, "clip": None, "parts": {}},
+        "schedule": {
+            "name": "cosine",
+            "warmup": 0.0,
+            "milestones": (),
+            "gamma": 0.1,
+            "power": 0.9,
+        },
+        "augment": {
+            **dict.fromkeys(("pad", "flip", "cutout", "scale", "crop", "colour")),
+            "padding": "zero",
+        },
+        "class_weights": "none",
+        "evaluate": {
+            "samples": 1,
+            "batch_size": 256,
+            "chunk": None,
+            "ood": True,
+            "corruptions": False,
+            "severities": (1, 2, 3, 4, 5),
+            "corruption_root": None,
+            "corruption_images": None,
+            "frost": None,
+            "examples": 4,
+        },
+        "precision": "32",
+        "compile": False,
+        "memory_budget": 1.0,
+        "graph": True,
+        "channels_last": False,
+        "device": "auto",
+        "devices": 1,
+        "validate_every": 1,
+        "checkpoint_every": 1,
+        "progress": True,
+        "tensorboard": False,
+    }

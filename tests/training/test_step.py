@@ -21,7 +21,7 @@ from lpbnn.training.build import DataInfo, build_model
 from lpbnn.training.config import OptimConfig, ScheduleConfig
 from lpbnn.training.distributed import launch
 from lpbnn.training.loop import fit
-from lpbnn.training.step import Step, TrainStep, factor, make_optimizer
+from lpbnn.training.step import Step, TrainStep, factor, fast_convolutions, make_optimizer
 
 Make = Callable[..., RunConfig]
 EPOCHS = 4
@@ -32,8 +32,14 @@ class Forgetful:
 
     times = 0
 
+    def __init__(self) -> None:
+        self.replayed: list[int] = []
+
     def forget(self) -> None:
         self.times += 1
+
+    def __call__(self, x: Tensor, y: Tensor) -> None:
+        self.replayed.append(len(y))
 
     def on_its_stream(self) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -186,3 +192,45 @@ def test_a_part_at_a_lower_rate_keeps_the_ratio_of_fast_and_slow(
     for layer in others:
         assert rates[id(layer.layer.weight)] == pytest.approx(0.1)
         assert rates[id(layer.factors.r)] == pytest.approx(0.02)
+
+
+def test_full_batches_are_replayed_and_smaller_ones_are_not(make: Make, splits: Splits) -> None:
+    config = make()
+    model = build_model(config, DataInfo.of(splits)).train()
+    step = Step(model, config, launch(config), 32)
+    step.recording = recording = Forgetful()  # type: ignore[assignment]
+    inputs, labels = splits.normalise(splits.train[:32][0]), splits.train[:32][1]
+    before = copy.deepcopy(model.state_dict())
+    step(inputs, labels, 1.0)
+    assert recording.replayed == [32]
+    torch.testing.assert_close(model.state_dict(), before)
+    step(inputs[:20], labels[:20], 1.0)
+    assert recording.replayed == [32]
+    assert not torch.equal(*(next(iter(s.values())) for s in (model.state_dict(), before)))
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+@pytest.mark.parametrize("precision", ["32", "bf16", "fp16"])
+def test_the_optimizer_is_one_kernel_unless_it_unscales_gradients_to_be_clipped(
+    make: Make, splits: Splits, precision: Any, clip: float | None
+) -> None:
+    config = make(optim=OptimConfig(clip=clip), precision=precision)
+    model = build_model(config, DataInfo.of(splits))
+    fused = not (precision == "fp16" and clip)
+    assert bool(make_optimizer(model, config, torch.device("cuda")).defaults["fused"]) == fused
+    assert not make_optimizer(model, config, torch.device("cpu")).defaults["fused"]
+
+
+def test_algorithms_of_convolutions_are_tried_in_training_alone() -> None:
+    before = torch.backends.cudnn.benchmark
+    with fast_convolutions(torch.device("cuda")):
+        assert torch.backends.cudnn.benchmark
+    assert torch.backends.cudnn.benchmark == before
+    with fast_convolutions(torch.device("cpu")):
+        assert torch.backends.cudnn.benchmark == before
+
+
+def test_a_warm_up_over_the_whole_run_has_a_last_rate() -> None:
+    schedule = ScheduleConfig("cosine", warmup=2.0)
+    found = [factor(schedule, step, steps_per_epoch=2, epochs=2) for step in range(5)]
+    assert found == [0.25, 0.5, 0.75, 1.0, 1.0]
