@@ -37,6 +37,10 @@ There are two variants:
 | weighting | "balanced" | "equation" |
 | ``init_std`` | 0.1 | 0.5 |
 
+In this file: ``LatentFactors`` has the parameters of one layer. ``LatentPosterior`` encodes r, samples r^ and
+computes both penalties for all layers, and ``LPBNN.penalties`` weighs them. ``posterior`` returns what a model
+has learned. The NLL is added in ``RankOneEnsemble.loss``, and W_j is applied in ``RankOneLayer.forward``.
+
 Differences from the paper:
     ``variant="paper"`` is the paper to the letter. The default was found by measurement (lab notes).
     Reconstructing the sampled r^ counts noise as error and shrinks it in every step, whatever the data say; a
@@ -161,18 +165,18 @@ class LatentPosterior(FactorPosterior):
         epsilon = torch.randn(shape, device=mu.device, dtype=mu.dtype)
         z = torch.addcmul(mu.unsqueeze(1), sigma.unsqueeze(1), epsilon).flatten(1, 2)
         if rows_per_member is None:
-            return self._pairs(self.decode(z), samples)
+            return self._by_layer(self.decode(z), samples)
         r_hats, self.center = [], []
         for both in self.decode(torch.cat([z, mu], 1)):
             r_hat, center = both.split([z.shape[1], mu.shape[1]], 1)
             r_hats.append(copy_to_rows(r_hat, rows_per_member))
             self.center.append(center)
-        return self._pairs(r_hats, samples)
+        return self._by_layer(r_hats, samples)
 
     def mean(self) -> list[LayerFactors]:
-        return self._pairs(self.decode(self.mu), 1)
+        return self._by_layer(self.decode(self.mu), 1)
 
-    def _pairs(self, r_hats: list[Tensor], samples: int) -> list[LayerFactors]:
+    def _by_layer(self, r_hats: list[Tensor], samples: int) -> list[LayerFactors]:
         """Return (r^, s) of every layer, in the order the layers were given in."""
         pairs: list[Any] = [None] * len(self.layers)
         for group, same in zip(self.groups, r_hats, strict=True):

@@ -122,9 +122,10 @@ class RankOneEnsemble(MemberEnsemble):
         for module in self.net.modules():
             if getattr(module, "expand_in_layers", False):
                 expanding.update(module.modules())
-        found: list[Any] = self.layers  # those that are not shared among them
+        found: list[Any] = self.layers
         for layer in found:
             layer.expands_batch = layer in expanding
+        # Layers and norms of which every member has its own read the slot, but have no factors.
         self.layers = [layer for layer in found if isinstance(layer, RankOneLayer)]
         for index, layer in enumerate(self.layers):
             layer.index = index
