@@ -57,17 +57,14 @@ class Wrapper(nn.Module):
         move_hooks(layer, self)
 
     def __getattr__(self, name: str) -> Any:
-        if "layer" not in self.__dict__.get(
-            "_modules", {}
-        ):  # still being made, copied or unpickled
-            return super().__getattr__(name)
-        if name in self.guarded:
+        # Without a layer it is still being made, copied or unpickled.
+        if name in self.guarded and "layer" in self.__dict__.get("_modules", {}):
             tensor = getattr(self.layer, name)
             return tensor if tensor is None else Guarded(tensor, self._refusal(name))
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name.startswith("_"):
+            if name.startswith("_") or "layer" not in self._modules:
                 raise
             return getattr(self.layer, name)
 

@@ -115,8 +115,8 @@ class RankOneLayer(Wrapper):
         state: MemberPass | None = self.slot.get()
         sampled = sample_layers([self]) if state is None else state.sampled
         factors = sampled.layers[0 if state is None else self.index]
-        bias = None if self.member_bias is None else sampled.select(self.member_bias)
-        layer, members = self.layer, sampled.count
+        layer, bias, members = self.layer, self.member_bias, sampled.count
+        bias = None if bias is None else sampled.select(bias)
         if members == 1:
             return self.run_member(input, factors, bias, *args, **kwargs)
         known = not args and not kwargs and self.is_standard  # _apply knows the operation
@@ -127,7 +127,7 @@ class RankOneLayer(Wrapper):
         if input.shape[0] % members or (state is not None and input.shape[0] % state.rows):
             raise ValueError(self._describe_rows(input.shape[0], members, state))
         if known and prefers_member_weights(layer, input, factors.r, factors.s):
-            return self._use_member_weights(input, factors, bias)
+            return _use_member_weights(layer, input, factors, bias)
         if known and (how := fast_geometry(layer, input)) is not None:
             y = member_convolution(input, layer.weight, factors.r, factors.s, how)  # type: ignore[arg-type]
             return y if bias is None else shift_rows(y, bias)
@@ -164,21 +164,6 @@ class RankOneLayer(Wrapper):
             f"out with exclude={name!r}, or put the batch first."
         )
 
-    def _use_member_weights(self, x: Tensor, factors: LayerFactors, bias: Tensor | None) -> Tensor:
-        layer = self.layer
-        weights = member_weights(layer, factors)
-        members = len(weights)
-        if isinstance(layer, nn.Linear):
-            rows = x.reshape(members, -1, x.shape[-1])
-            if bias is None:
-                y = torch.bmm(rows, weights.mT)
-            else:
-                y = torch.baddbmm(bias.unsqueeze(1), rows, weights.mT)
-            return y.reshape(*x.shape[:-1], -1)
-        biases = [None] * members if bias is None else bias.unbind()
-        parts = zip(x.chunk(members), weights, biases, strict=True)
-        return torch.cat([_apply(layer, part, weight, own) for part, weight, own in parts])
-
 
 def sample_layers(layers: list[RankOneLayer], samples: int = 1) -> SampledFactors:
     """Sample the factors of layers that belong to no model's pass."""
@@ -198,6 +183,21 @@ def member_weights(layer: nn.Module, factors: LayerFactors) -> Tensor:
         rows, columns = rows.unflatten(1, (groups, -1)), columns.unflatten(1, (groups, -1))
         outer = (rows.unsqueeze(3) * columns.unsqueeze(2)).flatten(1, 2)
     return weight * outer.view(*outer.shape, *(1,) * (weight.dim() - 2))
+
+
+def _use_member_weights(
+    layer: nn.Module, x: Tensor, factors: LayerFactors, bias: Tensor | None
+) -> Tensor:
+    """Return the rows of all members, each by the layer's operation with its own weight."""
+    weights = member_weights(layer, factors)
+    members = len(weights)
+    if isinstance(layer, nn.Linear):
+        rows, wide = x.reshape(members, -1, x.shape[-1]), weights.mT
+        y = rows @ wide if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, wide)
+        return y.reshape(*x.shape[:-1], -1)
+    biases = [None] * members if bias is None else bias.unbind()
+    parts = zip(x.chunk(members), weights, biases, strict=True)
+    return torch.cat([_apply(layer, part, weight, own) for part, weight, own in parts])
 
 
 def _apply(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
