@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
 from lpbnn.convert.wrapper import Wrapper
@@ -25,6 +25,7 @@ from lpbnn.members.call import (
     copy_tensors,
     is_batched,
     raise_with_advice,
+    tensors_in,
 )
 from lpbnn.model import LossStep, Pass, UncertainModel, at_least_one
 
@@ -682,8 +683,8 @@ def not_finite(inputs: Arguments, batch: int) -> Tensor | None:
     Other inputs may hold infinity: masks that are added to a logit do.
     """
     bad, first = None, True
-    for x in tree_leaves(inputs):
-        if not isinstance(x, Tensor) or not is_batched(x, batch):
+    for x in tensors_in(*inputs):
+        if not is_batched(x, batch):
             continue
         if x.is_floating_point() and not x.is_meta:  # a meta tensor has no values
             wrong = ~x.isfinite() if first else x.isnan()

@@ -10,7 +10,9 @@ from typing import Any, Literal, NamedTuple, NoReturn, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
+
+from lpbnn.members.rows import map_tensors
 
 Execution = Literal["unchecked", "batched", "loop", "single"]
 EXECUTIONS: tuple[str, ...] = get_args(Execution)
@@ -83,7 +85,7 @@ class Call:
         self.args, self.kwargs, self.mask_arguments = args, kwargs, mask_arguments
         self.check = check or CallCheck()
         self.batch = batch_size(args, kwargs) if batch is None else batch
-        self.tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        self.tensors = tensors_in(args, kwargs)
         self.masks = list(masks)
         if shared:
             self.masks += [self.tensors[i] for i in shared]
@@ -113,7 +115,7 @@ class Call:
         def apply(x: Tensor) -> Tensor:
             return function(x, **options) if is_batched(x, self.batch, self.masks) else x
 
-        return tree_map_only(Tensor, apply, (self.args, self.kwargs))
+        return map_tensors(apply, (self.args, self.kwargs))
 
     def take(self, examples: slice | Sequence[int]) -> "Call":
         """Return the call of some of the examples.
@@ -127,7 +129,7 @@ class Call:
                 return x.unflatten(0, (self.batch, -1))[chosen].flatten(0, 1)
             return x[chosen] if is_batched(x, self.batch, self.masks) else x
 
-        return self.replace(*tree_map_only(Tensor, take, (self.args, self.kwargs)))
+        return self.replace(*map_tensors(take, (self.args, self.kwargs)))
 
     def replace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Call":
         """Return the call with other tensors in the place of these."""
@@ -186,18 +188,20 @@ def as_call(x: Any) -> Arguments:
     return tuple(x) if isinstance(x, tuple | list) else (x,), {}
 
 
+def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Return the tensors of a call, in the order of its arguments."""
+    values = (*args, *kwargs.values())
+    return [x for value in values for x in tree_leaves(value) if isinstance(x, Tensor)]
+
+
 def batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """Return the number of examples in a call: the first dimension of its first tensor."""
-    first = None
-    for leaf in tree_leaves((args, kwargs)):
-        if isinstance(leaf, Tensor):
-            first = leaf
-            if leaf.dim() > 0:
-                break
-    if first is None:
+    tensors = tensors_in(args, kwargs)
+    if not tensors:
         given = ", ".join(type(value).__name__ for value in (*args, *kwargs.values())) or "nothing"
         raise TypeError(f"expected a tensor of inputs, got {given}. Fix: torch.as_tensor(...).")
-    if first.dim() == 0:
+    first = next(filter(torch.Tensor.dim, tensors), None)
+    if first is None:
         raise ValueError("expected a batch, got a tensor without dimensions. Fix: x.unsqueeze(0).")
     if first.shape[0] == 0:
         raise ValueError(f"the batch is empty: inputs of shape {tuple(first.shape)}.")
@@ -222,7 +226,7 @@ def copy_tensors(tree: Any) -> Any:
 
     Parameters stay: they are learned, and a copy would be another one.
     """
-    return tree_map_only(Tensor, lambda x: x if isinstance(x, nn.Parameter) else x.clone(), tree)
+    return map_tensors(lambda x: x if isinstance(x, nn.Parameter) else x.clone(), tree)
 
 
 def raise_with_advice(advice: str, error: Exception) -> NoReturn:

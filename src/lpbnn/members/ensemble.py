@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map
 
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.likelihoods import require_targets
@@ -25,6 +25,7 @@ from lpbnn.members.rows import (
     BatchMode,
     expand_batch,
     gather,
+    map_tensors,
     member_examples,
     row_weights,
     rows_needed,
@@ -137,7 +138,7 @@ class MemberEnsemble(UncertainModel):
         """Return the outputs of members as (members, examples, ...), for every head of the network."""
         call = self.call(args, kwargs, sampled.count)
         rows = self.run(sampled, call, predicting=predicting)
-        return tree_map(partial(gather, members=sampled.count), rows)
+        return map_tensors(partial(gather, members=sampled.count), rows)
 
     def chunk_sizes(self, batch: int, samples: int, chunk: int | None) -> tuple[int, int]:
         members = self.members
@@ -219,7 +220,7 @@ class MemberEnsemble(UncertainModel):
             state = MemberPass(sampled.take(j, 1), own.batch)
             output = self.slot.run(state, self.run_network, *args, **kwargs)
             # The next call may write to the same memory, for example in a recorded CUDA graph.
-            outputs.append(output if j == count - 1 else tree_map(torch.clone, output))
+            outputs.append(output if j == count - 1 else map_tensors(torch.clone, output))
         return outputs[0] if count == 1 else tree_map(lambda *own: torch.cat(own), *outputs)
 
     def loss_batch(self, x: Any, y: Any, weight: Tensor | None, batch_mode: BatchMode) -> LossBatch:
@@ -240,7 +241,7 @@ class MemberEnsemble(UncertainModel):
             batch = len(tree_leaves(y)[0])  # the batch may be another dimension of the inputs
         require_targets(y, weight, batch)
         expand = partial(expand_batch, members=members, mode=mode)
-        targets, weight = tree_map_only(Tensor, expand, (y, weight))
+        targets, weight = map_tensors(expand, (y, weight))
         if mode == "split" and batch % members:  # some examples have two rows
             once = row_weights(batch, members, tree_leaves(y)[0].device)
             weight = once if weight is None else once * weight

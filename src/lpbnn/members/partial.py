@@ -22,14 +22,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.hooks import RemovableHandle
 
 from lpbnn.convert.checks import SUPPORTED
 from lpbnn.convert.transposed import is_transposed_linear
 from lpbnn.members.call import Argument, Call, call_kind, is_batched, mask_arguments
 from lpbnn.members.passes import Loop, MemberPass, PassSlot
-from lpbnn.members.rows import expand_batch
+from lpbnn.members.rows import expand_batch, map_tensors
 from lpbnn.registry import did_you_mean
 
 # Numbers in a batch of images that keep a device busy without a second member beside them. On a CPU
@@ -160,7 +160,7 @@ def _own_arguments(call: Call, state: MemberPass, start: int, count: int) -> tup
             return expand_batch(x, count) if count > 1 else x.clone()
         return x
 
-    return tree_map_only(Tensor, own, (call.args, call.kwargs))
+    return map_tensors(own, (call.args, call.kwargs))
 
 
 def find_expansion_points(

@@ -22,6 +22,7 @@ Example:
     [[10, 20, 30], [10, 20, 30]]
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -52,6 +53,25 @@ def gather(rows: Tensor, members: int) -> Tensor:
     return rows.view(members, rows.shape[0] // members, *rows.shape[1:])  # quicker than unflatten
 
 
+def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """Return a nested structure with a function applied to its tensors.
+
+    Most are a tensor, a tuple or a dict. Torch's ``tree_map_only``, which knows all structures, takes ten times
+    as long for these.
+
+    Example:
+        >>> map_tensors(torch.neg, ((torch.tensor(1), "flag"), {"x": [torch.tensor(2)]}))
+        ((tensor(-1), 'flag'), {'x': [tensor(-2)]})
+    """
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if type(tree) is tuple:
+        return tuple([map_tensors(function, item) for item in tree])
+    if type(tree) is dict:
+        return {name: map_tensors(function, item) for name, item in tree.items()}
+    return tree_map_only(Tensor, function, tree)
+
+
 def member_rows(
     outputs: Any, targets: Any, row_weights: Tensor | None = None
 ) -> tuple[Any, Any, Tensor | None]:
@@ -63,8 +83,8 @@ def member_rows(
         ((6, 4), [0, 1, 2, 0, 1, 2])
     """
     expand = partial(expand_batch, members=tree_leaves(outputs)[0].shape[0])
-    rows = tree_map_only(Tensor, lambda output: output.flatten(0, 1), outputs)
-    return rows, *tree_map_only(Tensor, expand, (targets, row_weights))
+    rows = map_tensors(lambda output: output.flatten(0, 1), outputs)
+    return rows, *map_tensors(expand, (targets, row_weights))
 
 
 def member_examples(member: int, batch: int, members: int) -> list[int]:
