@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from lpbnn.convert.checks import RUNNING_NORMS
 from lpbnn.draws import PrivateDraws
@@ -29,7 +29,7 @@ from lpbnn.members.call import (
     copy_tensors,
     is_batched,
 )
-from lpbnn.members.rows import gather
+from lpbnn.members.rows import gather, map_tensors
 from lpbnn.model import UncertainModel
 from lpbnn.predict import unwrap
 
@@ -425,7 +425,7 @@ def _run_few_rows(call: Call, run: Callable[[Call, bool], Any]) -> Any:
     Of a single example several copies are taken: an expansion can look right for one row because it
     broadcasts. There are never as many as an input has rows: an input that cannot be cut is then noticed.
     """
-    call = call.replace(*tree_map_only(Tensor, torch.Tensor.detach, (call.args, call.kwargs)))
+    call = call.replace(*map_tensors(Tensor.detach, (call.args, call.kwargs)))
     if not _can_be_cut(call):
         return run(call, False)
     sizes = {tensor.shape[0] for tensor in call.tensors if tensor.dim() > 0}

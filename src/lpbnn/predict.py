@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
-from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
 from lpbnn.convert.wrapper import Wrapper
@@ -27,6 +26,7 @@ from lpbnn.members.call import (
     raise_with_advice,
     tensors_in,
 )
+from lpbnn.members.rows import map_tensors
 from lpbnn.model import LossStep, Pass, UncertainModel, at_least_one
 
 if TYPE_CHECKING:
@@ -498,7 +498,7 @@ def to_device(tree: Any, model: nn.Module) -> Any:
         return tree
     if isinstance(tree, Mapping):  # torch looks into a dict, not into a tokenizer's BatchEncoding
         tree = dict(tree)
-    return tree_map_only(Tensor, lambda t: t.to(first.device, non_blocking=True), tree)
+    return map_tensors(lambda t: t.to(first.device, non_blocking=True), tree)
 
 
 def unwrap(model: nn.Module) -> UncertainModel:

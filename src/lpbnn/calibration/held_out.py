@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from lpbnn.likelihoods import (
     Categorical,
@@ -16,6 +15,7 @@ from lpbnn.likelihoods import (
     require_tensor,
 )
 from lpbnn.members.call import as_call, batch_size, copy_tensors
+from lpbnn.members.rows import concatenate, map_tensors
 from lpbnn.model import Outputs, UncertainModel, at_least_one
 from lpbnn.precision import at_least_float32
 from lpbnn.predict import seeded_passes, to_device
@@ -75,8 +75,8 @@ def member_outputs(model: UncertainModel, x: Any, samples: int, seed: int | None
     with model.evaluating(), torch.no_grad():
         for run in seeded_passes(model, samples, width, seed):
             part_args, part_kwargs = copy_tensors((args, kwargs))
-            parts.append(tree_map(torch.clone, run(*part_args, **part_kwargs)))
-    return parts[0] if len(parts) == 1 else tree_map(lambda *own: torch.cat(own), *parts)
+            parts.append(map_tensors(torch.clone, run(*part_args, **part_kwargs)))
+    return concatenate(parts)
 
 
 def require_classes(likelihood: Likelihood) -> "Categorical | MultiLabel":

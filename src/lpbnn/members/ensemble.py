@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.likelihoods import require_targets
@@ -23,6 +23,7 @@ from lpbnn.members.partial import (
 from lpbnn.members.passes import MemberPass, PassSlot, Sampled
 from lpbnn.members.rows import (
     BatchMode,
+    concatenate,
     expand_batch,
     gather,
     map_tensors,
@@ -221,7 +222,7 @@ class MemberEnsemble(UncertainModel):
             output = self.slot.run(state, self.run_network, *args, **kwargs)
             # The next call may write to the same memory, for example in a recorded CUDA graph.
             outputs.append(output if j == count - 1 else map_tensors(torch.clone, output))
-        return outputs[0] if count == 1 else tree_map(lambda *own: torch.cat(own), *outputs)
+        return concatenate(outputs)
 
     def loss_batch(self, x: Any, y: Any, weight: Tensor | None, batch_mode: BatchMode) -> LossBatch:
         """Return the batch of a loss: how the members share it, and the targets and weights of all rows.

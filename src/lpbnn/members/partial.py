@@ -22,14 +22,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from lpbnn.convert.checks import SUPPORTED
 from lpbnn.convert.transposed import is_transposed_linear
 from lpbnn.members.call import Argument, Call, call_kind, is_batched, mask_arguments
 from lpbnn.members.passes import Loop, MemberPass, PassSlot
-from lpbnn.members.rows import expand_batch, map_tensors
+from lpbnn.members.rows import concatenate, expand_batch, map_tensors
 from lpbnn.registry import did_you_mean
 
 # Numbers in a batch of images that keep a device busy without a second member beside them. On a CPU
@@ -138,7 +138,7 @@ class ExpansionPoints:
             loop.depth -= 1
             return output
         self.slot.set(loop.state)
-        return tree_map(lambda *leaves: torch.cat(leaves), *loop.outputs, output)
+        return concatenate([*loop.outputs, output])
 
     def advice(self) -> str:
         """Return what to do if rows and examples met."""

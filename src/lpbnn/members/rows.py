@@ -22,13 +22,13 @@ Example:
     [[10, 20, 30], [10, 20, 30]]
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 BatchMode = Literal["repeat", "split"]
 
@@ -70,6 +70,11 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
     if type(tree) is dict:
         return {name: map_tensors(function, item) for name, item in tree.items()}
     return tree_map_only(Tensor, function, tree)
+
+
+def concatenate(parts: Sequence[Any]) -> Any:
+    """Return tensors, or nested structures of them, one after another along the first dimension."""
+    return parts[0] if len(parts) == 1 else tree_map(lambda *own: torch.cat(own), *parts)
 
 
 def member_rows(

@@ -43,13 +43,14 @@ from typing import Annotated, Any, Literal, Self
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from lpbnn.convert.convert import replace_modules
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.kernels.double_backward import as_leaf, gradient_norms, run_in_one_graph
 from lpbnn.likelihoods import Categorical, require_categorical, require_row_weights, weighted_mean
 from lpbnn.members.call import as_call, batch_size
+from lpbnn.members.rows import map_tensors
 from lpbnn.model import Terms, UncertainModel, with_loss
 from lpbnn.options import (
     BELOW_1,
@@ -169,7 +170,7 @@ class DUQ(UncertainModel):
             require_row_weights(weight, batch)
         training = self.training and torch.is_grad_enabled()
         if training:
-            self._batch = (tree_map_only(Tensor, Tensor.detach, x), y, weight)
+            self._batch = (map_tensors(Tensor.detach, x), y, weight)
         if training and self.config.gradient_penalty > 0:
             return run_in_one_graph(self._penalised_loss, x, y, weight)
         args, kwargs = as_call(x)
@@ -177,7 +178,7 @@ class DUQ(UncertainModel):
         return with_loss(bce=self.bce(log_k, y, weight), gradient_penalty=log_k.new_zeros(()))
 
     def _penalised_loss(self, x: Any, y: Tensor, weight: Tensor | None) -> Terms:
-        x = tree_map_only(Tensor, lambda t: as_leaf(t) if t.is_floating_point() else t, x)
+        x = map_tensors(lambda t: as_leaf(t) if t.is_floating_point() else t, x)
         inputs = [t for t in tree_leaves(x) if isinstance(t, Tensor) and t.is_floating_point()]
         if not inputs:
             raise TypeError(

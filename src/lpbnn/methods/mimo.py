@@ -33,13 +33,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from lpbnn.convert.convert import convert
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.likelihoods import MultiHead, require_targets
 from lpbnn.members.call import as_call, batch_size, raise_with_advice
-from lpbnn.members.rows import expand_batch, gather
+from lpbnn.members.rows import expand_batch, gather, map_tensors
 from lpbnn.model import Outputs, Terms, UncertainModel, with_loss
 from lpbnn.options import Count, Options, Share
 from lpbnn.rank_one.layer import SUPPORTED, TRANSPOSED
@@ -207,7 +207,7 @@ class MIMO(UncertainModel):
                 )
             return gather(output, self.members)
 
-        return tree_map_only(Tensor, heads, outputs)
+        return map_tensors(heads, outputs)
 
     def _advice(self) -> str:
         return (
@@ -232,8 +232,8 @@ class MIMO(UncertainModel):
         outputs = self._run(*call.map_examples(lambda x: x[examples.flatten().to(x.device)]))
         heads = []
         for member, rows in enumerate(examples):
-            own = tree_map_only(Tensor, lambda t, m=member: t[m], outputs)
-            targets = tree_map_only(Tensor, lambda t, r=rows: t[r.to(t.device)], y)
+            own = map_tensors(lambda t, m=member: t[m], outputs)
+            targets = map_tensors(lambda t, r=rows: t[r.to(t.device)], y)
             weights = None if weight is None else weight[rows.to(weight.device)]
             heads.append(self.likelihood.nll_terms(own, targets, weights))
         return with_loss(**{name: torch.stack([h[name] for h in heads]).sum() for name in heads[0]})
