@@ -13,9 +13,8 @@ from lpbnn.training.files import from_json, to_json
 SUFFIX = ".tar.xz"
 
 
-@lru_cache(
-    maxsize=1
-)  # an xz stream is read from its start: the second file would cost as much as all
+# An xz stream is read from its start: the second file would cost as much as all.
+@lru_cache(maxsize=1)
 def members(archive: Path) -> dict[str, bytes]:
     """Return the content of every file of an archive by its name; links are left out."""
     with lzma.open(archive) as packed, tarfile.open(fileobj=io.BytesIO(packed.read())) as tar:

@@ -135,9 +135,8 @@ def figures(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
                 if name.endswith("/aleatoric"):
                     continue  # not drawn
                 array = thinned(array, THUMBNAIL)
-                if (
-                    array.dtype.kind == "f"
-                ):  # a picture has 256 colours, and steps are packed tighter
+                # A picture has 256 colours, and steps are packed tighter.
+                if array.dtype.kind == "f":
                     step = max(float(np.abs(array).max()), 1e-6) / 255
                     array = (np.round(array.astype(np.float32) / step) * step).astype(np.float16)
             if array.nbytes <= LARGEST:

@@ -83,10 +83,8 @@ class Scaling(nn.Module):
     def forward(self, outputs: Tensor, members: bool = False) -> Tensor:
         """Return outputs (n, C, ...) rescaled; with ``members`` they are (S, n, C, ...)."""
         outputs = at_least_float32(outputs)
-        scale, bias = (
-            self.scale.to(outputs),
-            self.bias.to(outputs),
-        )  # a loaded one may lie elsewhere
+        # Loaded ones may lie elsewhere.
+        scale, bias = self.scale.to(outputs), self.bias.to(outputs)
         if scale.dim() == 0:
             return outputs * scale
         axis = member_axis(self.dim) if members else self.dim

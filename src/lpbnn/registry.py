@@ -130,9 +130,8 @@ def find(name: str, table: str, kind: type[T]) -> T:
     try:
         module = importlib.import_module(path)
     except ModuleNotFoundError as error:
-        if not f"{path}.".startswith(
-            f"{error.name}."
-        ):  # the file is there, but not what it imports
+        # The file is there, but not what it imports.
+        if not f"{path}.".startswith(f"{error.name}."):
             raise
         raise ValueError(
             f"{name!r}: there is no module {error.name!r}. Fix: install it, or say where it is "

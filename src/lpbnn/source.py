@@ -189,9 +189,8 @@ def find(module: str) -> ModuleSpec:
         folders = find(parent).submodule_search_locations or ()
     try:
         spec = PathFinder.find_spec(module, None if folders is None else list(folders))
-    except (
-        KeyError
-    ):  # a folder without __init__.py in another one, for which Python imports the parent
+    except KeyError:
+        # A folder without __init__.py in another one, for which Python imports the parent.
         spec = ModuleSpec(module, None, is_package=True)
         inside = (Path(folder, module.rpartition(".")[2]) for folder in folders or ())
         spec.submodule_search_locations = [str(path) for path in inside]

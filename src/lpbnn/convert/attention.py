@@ -77,10 +77,8 @@ class SplitAttention(nn.Module):
                 attention.out_proj.bias.copy_(self.out_proj.bias)
             attention.out_proj.weight.copy_(self.out_proj.weight)
         packed = [p for layer in inputs for p in layer.parameters()]
-        for (
-            name,
-            parameter,
-        ) in attention.named_parameters():  # packed ones learn if one of their parts does
+        # Packed ones learn if one of their parts does.
+        for name, parameter in attention.named_parameters():
             parts = list(self.out_proj.parameters()) if name.startswith("out_proj") else packed
             parameter.requires_grad_(any(part.requires_grad for part in parts))
         move_hooks(self, attention)
@@ -148,9 +146,8 @@ def _merged_mask(mask: Tensor | None, padding: Tensor | None, like: Tensor) -> T
     merged = None
     if mask is not None:
         merged = additive(mask)
-        if (
-            merged.dim() == 3
-        ):  # (B * heads, queries, keys), and the rows are B examples for J members
+        # (B * heads, queries, keys), and the rows are B examples for J members
+        if merged.dim() == 3:
             rows, heads = like.shape[:2]
             merged = merged.unflatten(0, (-1, heads))
             if merged.shape[0] > rows:

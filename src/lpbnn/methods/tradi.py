@@ -81,9 +81,8 @@ class Config(Options):
 
     members: Count = 4  # J, networks drawn after training
     features: Count = 10  # D, random Fourier features
-    frequency: NonNegative = (
-        1.0  # l; the larger, the less weights of different means are correlated
-    )
+    # l; the larger, the less weights of different means are correlated
+    frequency: NonNegative = 1.0
     mean_noise: NonNegative = 1e-4  # Q of the mean
     variance_noise: NonNegative = 5e-5  # Q of the variance
     measurement_noise: Positive = 10.0  # R of both

@@ -82,9 +82,8 @@ def write_report(
     runs = list(runs)
     text = page(read_runs(runs) if runs or not pictures else [], title, reference, pictures, cost)
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(
-        target, text.encode(errors="backslashreplace")
-    )  # names of folders can be any bytes
+    # Names of folders can be any bytes.
+    write_atomic(target, text.encode(errors="backslashreplace"))
     return target
 
 

@@ -207,9 +207,8 @@ def segmented(ask: Question, images: Sequence[Path], out: Path | None = None) ->
     table = Table(Column("image", overflow="fold"), *columns)
     for path, name in zip(images, names, strict=True):
         picture = read_scene(path, ask.data.shape[1])
-        p = ask(
-            picture[None], keep_members=False
-        )  # one by one: sizes differ, and memory is bounded
+        # One by one: sizes differ, and memory is bounded.
+        p = ask(picture[None], keep_members=False)
         found = {
             "labels": p.labels[0].to(torch.uint8 if len(ask.classes) < 256 else torch.int32),
             "confidence": p.confidence[0],

@@ -104,9 +104,8 @@ def read(folder: RunDir) -> Stored:
     Raises:
         RunError: if a file is missing or does not fit this version of lpbnn.
     """
-    results = _printable(
-        folder.results()
-    )  # first: it says what a folder lacks that is no finished run
+    # First: it says what a folder lacks that is no finished run.
+    results = _printable(folder.results())
     if results.get("format") != FORMAT:
         raise RunError(
             f"{folder.path} holds results of format {results.get('format')!r}; this version of lpbnn reads "

@@ -146,9 +146,8 @@ class PaperTable:
     def value(self, row: "Row", column: "Column") -> float | None:
         """The published number of a cell, or None."""
         name = self.named(row.label, row.method)
-        if name is None or column.part.startswith(
-            "severity"
-        ):  # only the means over all are published
+        # Only the means over all severities are published.
+        if name is None or column.part.startswith("severity"):
             return None
         numbers = self.rows[name]
         return numbers.get(column.key, numbers.get(column.info.key))
