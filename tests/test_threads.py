@@ -233,3 +233,25 @@ def test_a_thread_that_has_checked_still_runs_and_one_that_has_left_does_not() -
         other.start()
         assert not entered.wait(0.05)
     assert entered.wait(5.0)
+
+
+def test_a_thread_that_runs_may_enter_again_while_another_waits_for_its_check() -> None:
+    lock, entered = RunLock(), threading.Event()
+
+    def check() -> None:
+        with lock.alone():
+            pass
+
+    other = threading.Thread(target=check, daemon=True)
+
+    def run() -> None:
+        with lock.shared():
+            other.start()
+            other.join(0.05)
+            with lock.shared():
+                entered.set()
+
+    threading.Thread(target=run, daemon=True).start()
+    assert entered.wait(5.0)
+    other.join(5.0)
+    assert not other.is_alive()

@@ -91,7 +91,7 @@ class Call:
             self.masks += [self.tensors[i] for i in shared]
         self.head_masks: list[Tensor] = []  # with a row per example and head
         for i, name, kind in mask_arguments:
-            value = args[i] if 0 <= i < len(args) else kwargs.get(name)
+            value = args[i] if i < len(args) else kwargs.get(name)
             if not isinstance(value, Tensor):
                 continue
             # Oblong masks may be padding masks (batch, time), in a module that gives these the same name.
