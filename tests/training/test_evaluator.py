@@ -9,7 +9,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from lpbnn import data
-from lpbnn.predict import Prediction
+from lpbnn.predict import Prediction, predict
 from lpbnn.training import RunConfig
 from lpbnn.training.build import DataInfo, build_model
 from lpbnn.training.config import EvalConfig
@@ -143,3 +143,31 @@ def test_a_certain_class_is_in_the_last_bin() -> None:
     probs = torch.eye(info.num_classes)[:2]
     evaluator.add(Prediction("classification", probs, zeros, zeros, zeros), torch.tensor([0, 1]))
     assert evaluator.totals.histogram.tolist() == [0] * (HISTOGRAM_BINS - 1) + [2]
+
+
+@pytest.mark.parametrize("samples", [None, 1, 2])
+def test_a_run_predicts_raw_inputs_as_predict_does_normalised_ones(samples: int | None) -> None:
+    splits = data.load("digits")
+    config = RunConfig("lpbnn", seed=7, evaluate=EvalConfig(samples=3, chunk=5))
+    model, x = build_model(config, DataInfo.of(splits)), splits.test.inputs[:6]
+    predictor = Predictor(model, DataInfo.of(splits), config, samples=samples)
+    count = 3 if samples is None else samples
+    expected = predict(model, splits.normalise(x), samples=count, seed=7)
+    assert predictor.members == 4 * count
+    for keep in (True, False):
+        found = predictor(x, keep_members=keep)
+        torch.testing.assert_close(found.probs, expected.probs)
+        assert (found.members is None) != keep
+    assert torch.equal(predictor(x).probs, predictor(x).probs)
+
+
+def test_large_pictures_are_predicted_a_few_at_a_time() -> None:
+    splits = data.load("digits")
+    info = DataInfo.of(splits)
+    config = RunConfig("mcp", evaluate=EvalConfig(batch_size=100))
+    model = build_model(config, info)
+    sizes = {8: 100, 102: 100, 104: 96, 724: 2, 725: 1, 4000: 1}
+    for side, expected in sizes.items():
+        large = replace(info, shape=(3, side, side))
+        predictor = Predictor(model, large, config)
+        assert predictor.batch_size == expected, side
