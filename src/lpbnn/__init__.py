@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lpbnn.methods.lpbnn import posterior
     from lpbnn.model import LossStep, UncertainModel
     from lpbnn.predict import Prediction, predict
-    from lpbnn.rank_one.export import freeze, mean_network, undo
+    from lpbnn.rank_one.freeze import freeze, mean_network, undo
 
 try:
     __version__ = version("lpbnn")
@@ -67,13 +67,13 @@ _HOMES = {
     "check": "check",
     "convert": "convert",
     "export_onnx": "export",
-    "freeze": "rank_one.export",
-    "mean_network": "rank_one.export",
+    "freeze": "rank_one.freeze",
+    "mean_network": "rank_one.freeze",
     "posterior": "methods.lpbnn",
     "predict": "predict",
     "register": "methods",
     "split_recurrent": "convert.recurrent",
-    "undo": "rank_one.export",
+    "undo": "rank_one.freeze",
 }
 
 

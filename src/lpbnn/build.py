@@ -10,7 +10,7 @@ from lpbnn.convert.convert import refuse_converted
 from lpbnn.likelihoods import Likelihood, Task, UserLikelihood, as_likelihood
 from lpbnn.methods import configure, load
 from lpbnn.model import Readout, UncertainModel
-from lpbnn.rank_one.export import undo
+from lpbnn.rank_one.freeze import undo
 
 
 def build(

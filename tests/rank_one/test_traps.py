@@ -160,7 +160,7 @@ def test_the_kl_of_rank1_grows_over_two_thirds_of_the_epochs() -> None:
 
 
 # Trap 4: odd batches, float64, deepcopy after a forward, the KL before one (torch.export with a
-# dynamic batch: test_export.py).
+# dynamic batch: test_freeze.py).
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
