@@ -100,7 +100,7 @@ def run(path: Path) -> None:
                 if temperature == "yes":
                     seconds += timed(lambda m=model: calibrate(m, [val], samples=SAMPLES))[0]
                 p, q = (lpbnn.predict(model, part, samples=SAMPLES, seed=0) for part in (x, photos))
-                scores = torch.cat([p.ood_score, q.ood_score])
+                scores = torch.cat([1 - p.confidence, 1 - q.confidence])
                 is_ood = torch.arange(len(scores)) >= len(x)
                 found = (
                     metrics.accuracy(p.probs, y),

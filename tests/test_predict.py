@@ -331,9 +331,17 @@ def test_names_of_other_likelihoods_are_refused_with_the_right_one() -> None:
 # OOD scores
 
 
-def test_the_ood_score_of_classes_is_the_missing_confidence(noisy: Noisy, images: Tensor) -> None:
+def test_the_ood_score_of_classes_is_the_entropy(noisy: Noisy, images: Tensor) -> None:
     p = predict(noisy, images)
+    assert torch.equal(p.ood_score, p.total)
+
+
+def test_the_ood_score_of_classes_may_be_the_missing_confidence(images: Tensor) -> None:
+    model = lpbnn.build(ResNet().double(), "mcp", likelihood=Categorical(score="confidence"))
+    p = predict(model, images)
     assert torch.equal(p.ood_score, 1 - p.confidence)
+    with pytest.raises(ValueError, match="score='max': choose 'entropy' or 'confidence'"):
+        Categorical(score="max")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("chunk", [None, 2])

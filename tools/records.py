@@ -19,6 +19,7 @@ from tools.columns import ARCHIVE
 from benchmarks.archive import members
 from lpbnn.atomic import write_atomic
 from lpbnn.metric_info import METRICS
+from lpbnn.report import tables
 from lpbnn.report.figures import score_quantiles
 from lpbnn.report.pictures import thinned
 from lpbnn.report.runs import Run
@@ -37,6 +38,8 @@ REMOVED = {
     **{"free_bits": 0.0, "noise": "pass", "pace": 1.0},
     **{"reconstruct": "mean", "repeat_last": 0.0, "train_decoder": False, "train_r": False},
 }
+# Records from before there was a choice have the paper's score.
+CONFIDENCE = {"score": "confidence"}
 
 
 def unpack(content: Mapping[str, bytes], into: Path) -> Iterator[Path]:
@@ -53,14 +56,16 @@ def unpack(content: Mapping[str, bytes], into: Path) -> Iterator[Path]:
         target.path.mkdir(parents=True, exist_ok=True)
         config = {k: v for k, v in entry["config"].items() if k in RunConfig.__dataclass_fields__}
         options = {k: v for k, v in config["method_options"].items() if REMOVED.get(k, ...) != v}
-        target.write(CONFIG, to_json({**config, "method_options": options}))
+        measured = {**CONFIDENCE, **config["evaluate"]}
+        config |= {"method_options": options, "evaluate": measured}
+        target.write(CONFIG, to_json(config))
         target.write(DATA, to_json(entry["data"]))
         for session in entry["sessions"]:
             target.add_session(session)
         beside = name.removesuffix(".json") + ".npz"
         if beside in content:
             _write_arrays(target, read_arrays(content[beside], beside, "restore the archive"))
-        target.write_results(entry["results"])
+        target.write_results({**entry["results"], "evaluate": measured})
         yield target.path
 
 
@@ -116,11 +121,11 @@ def conventions(run: Run) -> dict[str, str]:
         parts += (run.at(several) or {}).values()
     keys = {key for part in parts if part for key in part}
     found = {key: info.convention for key, info in METRICS.items() if key in keys}
-    score = run.settings.get("method_options.score", "confidence")
     if run.at("ood"):
-        usual = "1 - the largest probability of the mean prediction"
-        usual = "the predicted variance" if run.data.task == "regression" else usual
-        found["score"] = usual if score == "confidence" else f"the method's own: {score}"
+        own = tables.own_score(run)
+        found["score"] = (
+            f"the method's own: {own}" if own else tables.SCORES[tables.usual_score(run)]
+        )
     return found
 
 

@@ -120,7 +120,7 @@ def build(
     embedding: int | None = ...,
     count: float = ...,
     head: str | None = ...,
-    score: Literal["confidence", "kernel"] = ...,
+    score: Literal["entropy", "kernel"] = ...,
 ) -> DUQ: ...
 @overload
 def build(
@@ -141,7 +141,7 @@ def build(
     risk: Literal["digamma", "log_marginal", "squared"] = ...,
     anneal: float = ...,
     full_kl: float | None = ...,
-    score: Literal["confidence", "vacuity"] = ...,
+    score: Literal["entropy", "vacuity"] = ...,
 ) -> EDL: ...
 @overload
 def build(

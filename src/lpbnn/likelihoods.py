@@ -28,6 +28,7 @@ from lpbnn.precision import at_least_float32
 
 Task = Literal["classification", "segmentation", "regression", "multilabel"]
 Weighting = Literal["median", "log"]
+Score = Literal["entropy", "confidence"]
 TASKS: tuple[str, ...] = get_args(Task)
 MIN_VARIANCE = 1e-6
 
@@ -228,6 +229,8 @@ class Categorical(Likelihood):
         class_weights: one number of at least 0 per class (see ``class_weights``).
         dim: the axis of the classes: 1, (B, C, ...) with labels (B, ...); or -1, as in sequences,
             (B, T, C) with labels (B, T). The probabilities of a prediction have the outputs' layout.
+        score: what tells inputs unlike the training data, of the averaged probabilities: their "entropy",
+            or "confidence", 1 - the largest of them.
 
     Example:
         >>> likelihood = Categorical()
@@ -252,10 +255,14 @@ class Categorical(Likelihood):
         ignore_index: int = -100,
         class_weights: Tensor | Sequence[float] | None = None,
         dim: int = 1,
+        score: Score = "entropy",
     ) -> None:
         super().__init__(dim)
+        if score not in get_args(Score):
+            raise ValueError(f"score={score!r}: choose 'entropy' or 'confidence'.")
         self.class_dim = dim
         self.ignore_index = ignore_index
+        self.score: Score = score
         self.register_buffer("class_weights", _checked_weights(class_weights), persistent=False)
 
     def nll(self, outputs: Tensor, targets: Tensor, reduction: str = "none") -> Tensor:
@@ -303,8 +310,8 @@ class Categorical(Likelihood):
         return entropy(average, self.dim)
 
     def ood_score(self, average: Tensor, total: Tensor) -> Tensor:
-        """Return 1 - the largest probability, (B, ...)."""
-        return 1 - average.amax(self.dim)
+        """Return the entropy of the averaged probabilities or 1 - the largest of them, (B, ...)."""
+        return total if self.score == "entropy" else 1 - average.amax(self.dim)
 
     def check_batch(self, x: Any, y: Any) -> None:
         require_tensor(y)
@@ -396,6 +403,8 @@ class Categorical(Likelihood):
 class Segmentation(Categorical):
     """Classes pixel by pixel: outputs (B, C, H, W), labels (B, H, W); pixels count equally in a mean.
 
+    Anomalies are told by 1 - the largest probability, as published results of this task are.
+
     Example:
         >>> likelihood = Segmentation(ignore_index=255)
         >>> likelihood.nll(torch.zeros(2, 5, 4, 4), torch.full((2, 4, 4), 255)).sum().item()
@@ -403,6 +412,15 @@ class Segmentation(Categorical):
     """
 
     task = "segmentation"
+
+    def __init__(
+        self,
+        ignore_index: int = -100,
+        class_weights: Tensor | Sequence[float] | None = None,
+        dim: int = 1,
+        score: Score = "confidence",
+    ) -> None:
+        super().__init__(ignore_index, class_weights, dim, score)
 
 
 class Gaussian(Likelihood):

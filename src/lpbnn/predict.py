@@ -64,8 +64,8 @@ class Prediction:
         average: what the likelihood averages over members: ``probs``, ``mean`` or ``values``, (B, ...).
         aleatoric: the uncertainty that members see in the data.
         epistemic: the disagreement of the members.
-        ood_score: (B, ...), higher for inputs unlike the training data: the method's own score, or 1 - the
-            largest probability, or the summed total uncertainty.
+        ood_score: (B, ...), higher for inputs unlike the training data: the method's own score, or the total
+            uncertainty, summed over the numbers of an example; of pixels 1 - the largest probability.
         members: (S, B, ...), the values of every member; None if they were not kept.
         member_variances: (S, B, ...), the variances of every member of a regression.
         quantity: the name of ``average``.

@@ -248,11 +248,11 @@ def test_probabilities_are_normalised_kernels_and_the_score_is_the_kernel() -> N
     assert (far.ood_score > 0.99).all()
 
 
-def test_the_score_may_be_the_confidence() -> None:
-    model, x = build(Mlp(), score="confidence"), torch.randn(4, 5)
+def test_the_score_may_be_that_of_the_likelihood() -> None:
+    model, x = build(Mlp(), score="entropy"), torch.randn(4, 5)
     assert model.ood_score(model(x)) is None
     prediction = lpbnn.predict(model, x)
-    assert torch.equal(prediction.ood_score, 1 - prediction.confidence)
+    assert torch.equal(prediction.ood_score, prediction.total)
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_a_compiled_loss_is_the_same_loss() -> None:
         ({"gamma": 1.0}, "gamma=1.0: expected a number with 0 <= gamma < 1"),
         ({"gradient_penalty": -0.5}, "gradient_penalty=-0.5: expected a number of at least 0"),
         ({"embedding": 0}, "embedding=0: expected an integer of at least 1"),
-        ({"score": "max"}, "score='max': choose 'kernel' or 'confidence'"),
+        ({"score": "max"}, "score='max': choose 'kernel' or 'entropy'"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:

@@ -244,11 +244,11 @@ def test_probabilities_are_the_mean_of_the_dirichlet_and_the_score_is_its_vacuit
     torch.testing.assert_close(prediction.ood_score, vacuity)
 
 
-def test_the_score_may_be_the_confidence() -> None:
-    model, x = lpbnn.build(Mlp(), "edl", score="confidence"), torch.randn(4, 5)
+def test_the_score_may_be_that_of_the_likelihood() -> None:
+    model, x = lpbnn.build(Mlp(), "edl", score="entropy"), torch.randn(4, 5)
     assert model.ood_score(model(x)) is None
     prediction = lpbnn.predict(model, x)
-    assert torch.equal(prediction.ood_score, 1 - prediction.confidence)
+    assert torch.equal(prediction.ood_score, prediction.total)
 
 
 @pytest.mark.parametrize("risk", RISKS)
@@ -280,7 +280,7 @@ def test_training_lowers_the_loss() -> None:
     [
         ({"members": 4}, "members=4: expected 1, this method is one network; use 'ensemble'"),
         ({"risk": "log"}, "risk='log': choose 'squared', 'digamma' or 'log_marginal'"),
-        ({"score": "entropy"}, "score='entropy': choose 'vacuity' or 'confidence'"),
+        ({"score": "max"}, "score='max': choose 'vacuity' or 'entropy'"),
         ({"anneal": -1}, "anneal=-1: expected a number of at least 0"),
         ({"full_kl": -0.1}, "full_kl=-0.1: expected a number of at least 0, or None"),
     ],

@@ -158,7 +158,7 @@ def make(tmp_path: Path) -> Make:
             data=known.name,
             seed=seed,
             optim=OptimConfig(lr=lr),
-            evaluate=EvalConfig(corruptions=corrupted),
+            evaluate=EvalConfig(corruptions=corrupted, score="confidence"),  # as the arrays
         )
         if method in methods.names():  # as a run writes it
             config = resolved(config)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -143,8 +143,22 @@ def test_corruptions_by_their_definitions(make: Make, splits: Splits, tmp_path: 
         evaluate(model, others, replace(config, evaluate=official))
 
 
+@pytest.mark.parametrize("score", ["entropy", "confidence"])
+def test_unknown_images_are_told_by_the_score_of_the_settings(
+    make: Make, splits: Splits, score: Literal["entropy", "confidence"]
+) -> None:
+    config = make("mcp")
+    model = trained(config, splits)
+    again = replace(config, evaluate=EvalConfig(score=score))
+    arrays = evaluate(model, splits, again).arrays
+    p = predicted(model, splits, splits.test)
+    expected = p.total if score == "entropy" else 1 - p.confidence
+    torch.testing.assert_close(torch.from_numpy(arrays["test/scores"]), expected)
+
+
 def test_the_arrays_of_the_report(make: Make, splits: Splits) -> None:
-    config = make("lpbnn", evaluate=EvalConfig(examples=3, corruptions=True, severities=(5,)))
+    settings = EvalConfig(examples=3, corruptions=True, severities=(5,), score="confidence")
+    config = make("lpbnn", evaluate=settings)
     results, arrays = evaluate(trained(config, splits), splits, config)
     count = arrays["reliability/count"]
     gaps = np.abs(arrays["reliability/accuracy"] - arrays["reliability/confidence"])

@@ -107,6 +107,7 @@ def settings(config: Config, method: str, seed: int, preset: Preset, backbone: s
         augment=AugmentConfig(cutout=16 if data == "cifar10" else 8),
         evaluate=EvalConfig(
             batch_size=1024,
+            score="confidence",  # the paper's
             corruptions=config.corruptions,
             corruption_images=config.corruption_images,
             corruption_root=_corruption_root(config, data),

@@ -63,7 +63,7 @@ from lpbnn.options import (
 )
 from lpbnn.precision import at_least_float32, full_precision
 
-Score = Literal["kernel", "confidence"]
+Score = Literal["kernel", "entropy"]
 Momentum = Annotated[float, Range("a number with 0 <= gamma < 1", 0, BELOW_1)]
 Reduction = Literal["mean", "sum"]
 # Up to here the mean over classes learns, and the penalty's weights were tuned for it.
@@ -84,7 +84,7 @@ class Config(Options):
     embedding: Count | None = None  # n, the size of a centroid; None: the number of features
     count: Positive = 13.0  # N_c before training: examples of a class in a batch (128 / 10)
     head: str | None = None  # path of the nn.Linear to remove; None: "head", else the last one
-    score: Score = "kernel"  # OOD score: 1 - max K_c, or "confidence": 1 - max p
+    score: Score = "kernel"  # OOD score: 1 - max K_c, or "entropy": that of the likelihood
 
 
 class DUQ(UncertainModel):
@@ -233,8 +233,8 @@ class DUQ(UncertainModel):
         self.m.mul_(gamma).add_(torch.einsum("bnc,bc->nc", embedded, members), alpha=1 - gamma)
 
     def ood_score(self, outputs: Tensor) -> Tensor | None:
-        """Return 1 - max K_c of member outputs log K_c, (S, B); None for "confidence"."""
-        return None if self.config.score == "confidence" else -torch.expm1(outputs.amax(2))
+        """Return 1 - max K_c of member outputs log K_c, (S, B); None for "entropy"."""
+        return None if self.config.score == "entropy" else -torch.expm1(outputs.amax(2))
 
 
 def input_penalty(output: Tensor, inputs: list[Tensor], weight: Tensor | None = None) -> Tensor:

@@ -52,7 +52,7 @@ from lpbnn.options import NonNegative, OneNetwork, Options
 from lpbnn.precision import at_least_float32
 
 Risk = Literal["squared", "digamma", "log_marginal"]
-Score = Literal["vacuity", "confidence"]
+Score = Literal["vacuity", "entropy"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Config(Options):
     risk: Risk = "squared"  # R, the data term of the loss
     anneal: NonNegative = 10  # epochs over which the KL grows to its full weight; 0: none
     full_kl: NonNegative | None = None  # lambda, that full weight; None: 1 / K^2. The paper has 1
-    score: Score = "vacuity"  # OOD score: K / S, or "confidence": 1 - max p
+    score: Score = "vacuity"  # OOD score: K / S, or "entropy": that of the likelihood
 
 
 class EDL(UncertainModel):
@@ -123,8 +123,8 @@ class EDL(UncertainModel):
         self.kl_weight.fill_(min(1.0, epoch / anneal) if anneal else 1.0)
 
     def ood_score(self, outputs: Tensor) -> Tensor | None:
-        """Return the vacuity K / S of member outputs log alpha, (S, B, ...); None for "confidence"."""
-        if self.config.score == "confidence":
+        """Return the vacuity K / S of member outputs log alpha, (S, B, ...); None for "entropy"."""
+        if self.config.score == "entropy":
             return None
         return outputs.exp().mean(member_axis(self.likelihood.dim)).reciprocal()
 

@@ -27,6 +27,11 @@ from lpbnn.report.tables import COSTS, Cell
 
 APART = 5  # quartile ranges beyond the quartiles, from which a point is far from the others
 FAR = 20  # largest over least value from which an axis is logarithmic
+SCORE_LABELS = {
+    "confidence": "1 - largest probability",
+    "entropy": "entropy",
+    "variance": "predicted standard deviation",
+}
 QUANTILES = 201  # of the scores of a set
 SHOWN_INPUTS = 20  # of a posterior's layer
 LONGEST = 34  # letters of a name beside a chart
@@ -301,16 +306,17 @@ def detection(groups: Sequence[Group]) -> list[Panels]:
         pairs = [(g, pair) for g in groups if (pair := score_samples(g, name)) is not None]
         # One axis for all that have the usual score; a method's own, and a diverged one, has its own, and
         # so has a variance, which may be of any size.
-        alike = [g.label for g, _ in pairs if tables.own_score(g) is None and not g.diverged]
+        alike = [
+            g.label for g, _ in pairs if tables.own_score(g.runs[0]) is None and not g.diverged
+        ]
         if groups[0].runs[0].data.task == "regression":
             alike = []
         shared = [part for g, pair in pairs if g.label in alike for part in pair]
         drawn: Drawn = {}
         for group, pair in pairs:
-            own = tables.own_score(group)
-            what = f"own score: {own}" if own else "1 - largest probability"
-            if group.runs[0].data.task == "regression":
-                what = "predicted standard deviation"
+            own = tables.own_score(group.runs[0])
+            usual = tables.usual_score(group.runs[0])
+            what = f"own score: {own}" if own else SCORE_LABELS[usual]
             parts = shared if group.label in alike else pair
             low, high = _score_limits(parts, positive=own is None)
             shown = {"limits": (low, high), "log": low > 0 and high > FAR * low}
@@ -351,8 +357,8 @@ def _scores(run: Run, where: str) -> np.ndarray | None:
     if scores is not None:
         return score_quantiles(scores)
     counts, edges = run.arrays.get(f"histogram/{where}"), run.arrays.get("histogram/edges")
-    own = run.settings.get("method_options.score", "confidence") != "confidence"
-    if counts is None or edges is None or own or not counts.sum():
+    own = tables.own_score(run) or tables.usual_score(run)
+    if counts is None or edges is None or own != "confidence" or not counts.sum():
         return None
     return score_quantiles(np.repeat(1 - edges[1:], counts))
 

@@ -663,21 +663,36 @@ def _fairness_notes(groups: Sequence[Group]) -> list[str]:
     return notes
 
 
+# Out-of-distribution scores that are no method's own.
+SCORES = {
+    "confidence": "1 - the largest probability of the mean prediction",
+    "entropy": "the entropy of the mean prediction",
+    "variance": "the predicted variance",
+}
+
+
 def _score_notes(groups: Sequence[Group]) -> list[str]:
     """By what strange inputs are told: methods may have a measure of their own."""
     if not measured_on(groups, "ood"):
         return []
-    regression = groups[0].runs[0].data.task == "regression"
-    usual = "1 - the largest probability of the mean prediction"
-    usual = "the predicted variance" if regression else usual
-    others = [f"; {g.label} has its own ({score})" for g in groups if (score := own_score(g))]
+    usual = listed(SCORES[usual_score(group.runs[0])] for group in groups)
+    others = [
+        f"; {g.label} has its own ({score})" for g in groups if (score := own_score(g.runs[0]))
+    ]
     return [f"Out-of-distribution score: {usual}{''.join(others)}."]
 
 
-def own_score(group: Group) -> str | None:
+def usual_score(run: Run) -> str:
+    """Return the name of the score of methods that have none of their own, a key of ``SCORES``."""
+    if run.data.task == "regression":
+        return "variance"
+    return run.settings["evaluate.score"] if run.data.task == "classification" else "confidence"
+
+
+def own_score(run: Run) -> str | None:
     """Return the name of the method's own out-of-distribution score; None for the usual one."""
-    score = group.settings.get("method_options.score", "confidence")
-    return None if score == "confidence" or group.runs[0].data.task == "regression" else score
+    score = run.settings.get("method_options.score", "entropy")
+    return None if score == "entropy" or run.data.task == "regression" else score
 
 
 def _corruption_notes(groups: Sequence[Group]) -> list[str]:

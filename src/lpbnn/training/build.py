@@ -102,13 +102,21 @@ def build_model(config: RunConfig, info: DataInfo) -> UncertainModel:
         net = backbones.build(
             config.backbone, info.outputs, info.shape[0], **_backbone_options(config, info)
         )
-        return build(
+        model = build(
             net,
             config.method,
             task=info.task,
             **{key: value for key, value in labels.items() if value is not None},
             **options,
         )
+    use_score(model, config)
+    return model
+
+
+def use_score(model: UncertainModel, config: RunConfig) -> None:
+    """Let a classifier tell unknown images by the config's score; pixels always have the confidence."""
+    if model.task == "classification":
+        model.likelihood.score = config.evaluate.score  # type: ignore[assignment]
 
 
 def require_size(config: RunConfig, info: DataInfo, stored: int) -> None:

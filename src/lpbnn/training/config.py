@@ -34,6 +34,7 @@ NonNegativeInt: TypeAlias = Annotated[int, Ge(0)]
 NonNegativeFloat: TypeAlias = Annotated[float, Ge(0)]
 Severity: TypeAlias = Literal[1, 2, 3, 4, 5]
 Precision: TypeAlias = Literal["32", "bf16", "fp16"]
+OODScore: TypeAlias = Literal["entropy", "confidence"]
 
 # Where and how fast a run goes, and what is shown of it.
 _CIRCUMSTANCES = {
@@ -159,6 +160,9 @@ class EvalConfig:
     """The folder of the published frost pictures; None makes procedural frost."""
     examples: NonNegativeInt = 4
     """Images of each kind whose members' answers are kept for the report."""
+    score: OODScore = "entropy"
+    """What tells unknown images: the entropy of the mean prediction; or confidence, 1 - its maximum.
+    Methods with a score of their own (edl, duq) keep it; of pixels it is always confidence."""
 
     def __post_init__(self) -> None:
         validate(self, "evaluate")

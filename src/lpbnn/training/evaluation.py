@@ -24,7 +24,7 @@ from lpbnn.methods.lpbnn import posterior
 from lpbnn.metrics import DetectionMetrics, DiversityMetrics, corruption_means
 from lpbnn.model import UncertainModel
 from lpbnn.training import checkpoint
-from lpbnn.training.build import DataInfo
+from lpbnn.training.build import DataInfo, use_score
 from lpbnn.training.config import RunConfig
 from lpbnn.training.distributed import launch
 from lpbnn.training.environment import (
@@ -88,6 +88,7 @@ def evaluate(
         fabric = launch(config, alone=True)
     device = fabric.device
     model.to(device)
+    use_score(model, config)
     if config.channels_last:  # as training leaves it: a run that was read back is measured alike
         checkpoint.channels_last(model)
     predictor = Predictor(model, info, config, fabric)

@@ -135,7 +135,9 @@ def load_run(
     config, info = source.config(), source.data()
     # The folder has its own weights: the file that some of them began with need not be there.
     options = {k: v for k, v in config.backbone_options.items() if k != "pretrained"}
-    config_here, weights = replace(config, backbone_options=options), source.state_dict()
+    measured = source.config_as_measured().evaluate  # its score is the one of the results
+    config_here = replace(config, backbone_options=options, evaluate=measured)
+    weights = source.state_dict()
     try:
         require_size(config_here, info, sum(tensor.numel() for tensor in weights.values()))
         model = build_model(config_here, info)
