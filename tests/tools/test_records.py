@@ -98,3 +98,14 @@ def test_a_file_of_an_archive_is_read_by_its_path(packed: Path) -> None:
     assert read_json(packed / "digits" / Path(name).name)["ledger"] == 1
     with pytest.raises(RunError, match=r"kept.tar.xz has no digits/b.json"):
         read_json(packed / "digits" / "b.json")
+
+
+def test_an_old_record_has_the_score_of_its_time(packed: Path, tmp_path: Path) -> None:
+    """``evaluate.score`` came later, with another default."""
+    content = {name: data for name, data in members(packed).items() if name.endswith("-0.json")}
+    ((name, data),) = content.items()
+    entry = json.loads(data)
+    for part in (entry["config"]["evaluate"], entry["results"]["evaluate"]):
+        del part["score"]
+    (folder,) = records.unpack({name: json.dumps(entry).encode()}, tmp_path / "again")
+    assert Run.read(folder).settings["evaluate.score"] == "confidence"

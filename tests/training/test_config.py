@@ -210,6 +210,7 @@ def test_the_defaults_are_those_of_the_results() -> None:
             "corruption_images": None,
             "frost": None,
             "examples": 4,
+            "score": "entropy",
         },
         "precision": "32",
         "compile": False,
