@@ -60,6 +60,9 @@ def test_ls_lists_everything(capsys: pytest.CaptureFixture[str]) -> None:
         "table1",
     ):
         assert name in shown
+    lines = [line.strip() for line in shown.splitlines()]
+    first = lines[lines.index("methods") + 1]  # right below the title
+    assert first.split()[0] == methods.names()[0]
 
 
 @pytest.mark.parametrize("method", methods.names())

@@ -11,7 +11,7 @@ import pytest
 
 import lpbnn
 from lpbnn import experiments, methods
-from lpbnn.extras import EXTRAS
+from lpbnn.extras import EXTRAS, missing
 
 SOURCE = Path(lpbnn.__file__).parent
 LEVELS = [
@@ -203,3 +203,9 @@ def test_torch_and_numpy_are_enough_and_an_error_names_the_extra(used: str, extr
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert f"pip install 'lpbnn[{extra}]'" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("name", [None, "scipyx", "lpbnn.training"])
+def test_an_error_about_another_module_stays_as_it_is(name: str | None) -> None:
+    error = ModuleNotFoundError("what it says", name=name)
+    assert missing(error) is error

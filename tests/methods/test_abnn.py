@@ -1,6 +1,7 @@
 """ABNN: a member is the network with other scales in its norms; the loss weighs classes by member."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -217,3 +218,19 @@ def test_a_norm_that_cannot_be_replaced_everywhere_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="'norm' is also kept in the plain attribute 'order'"):
         build(net)
     assert type(net.norm) is nn.LayerNorm
+
+
+def test_classes_beyond_those_that_are_ordered_are_not_emphasised() -> None:
+    model = build(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 3)))
+    most = model.class_order.shape[1]
+    labels = torch.arange(most + 10).repeat(model.members)
+    eta = model.emphasis(labels, most + 10).view(model.members, -1)
+    assert (eta[:, most:] == 1).all()
+    assert ((eta > 1).sum(1) == math.isqrt(most + 10)).all()
+
+
+def test_the_weight_and_bias_of_a_norm_say_whether_they_learn() -> None:
+    for learns in (True, False):
+        net = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4).requires_grad_(learns))
+        norm = build(net).net[1]
+        assert norm.weight.requires_grad == norm.bias.requires_grad == learns

@@ -252,3 +252,12 @@ def test_an_evaluation_between_the_loss_and_after_step_changes_nothing(method: s
     assert states[0].keys() == states[1].keys()
     for name, value in states[0].items():
         assert torch.equal(value, states[1][name]), name
+
+
+def test_the_class_of_an_example_is_its_bright_quarter() -> None:
+    for backbone, (_, shape) in testing.BACKBONES.items():
+        x, y = testing.batch(9, backbone)
+        assert x.shape == (9, *shape)
+        quarters = x.mean(1).unflatten(1, (2, 4)).unflatten(3, (2, 4)).mean((2, 4)).flatten(1)
+        assert torch.equal(quarters.argmax(1), y)
+        assert (quarters.amax(1) > 0.5).all()

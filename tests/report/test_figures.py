@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from lpbnn import plots
-from lpbnn.report import pictures
+from lpbnn.report import gallery, pictures
 from lpbnn.report.colours import COLOURS
 from lpbnn.report.svg import INK, colour, drawing
 
@@ -247,3 +247,10 @@ def test_maps_in_colours() -> None:
     assert drawn.sum() == 10
     assert not (drawn & mask).any()
     assert pictures.thinned(np.zeros((3, 720, 1280)), 240).shape == (3, 120, 214)
+
+
+def test_a_map_that_is_enlarged_shows_its_pixels() -> None:
+    look = gallery._Look(np.zeros((2, 3), np.uint8), None, 1.0, 8)
+    for width, enlarged in ((4, True), (8, False), (9, False)):
+        picture = gallery._map(np.zeros((2, width, 3), np.uint8), "a map", look)
+        assert (picture.pixelated, picture.width) == (enlarged, 8)

@@ -171,3 +171,9 @@ def test_large_pictures_are_predicted_a_few_at_a_time() -> None:
         large = replace(info, shape=(3, side, side))
         predictor = Predictor(model, large, config)
         assert predictor.batch_size == expected, side
+
+
+def test_scenes_without_an_anomaly_have_no_detection() -> None:
+    evaluator, predictions, labels = pixels()
+    fed(evaluator, predictions, [part.where(part != STRANGE, VOID) for part in labels])
+    assert evaluator.detection() == {}

@@ -128,7 +128,7 @@ class NoisyScale(Wrapper):
         if name in moved and self.__dict__.get("_modules", {}).get("layer") is not None:
             copies = self._parameters.get(moved[name])
             if copies is not None and getattr(self.layer, name) is None:
-                return Guarded(copies.detach()[0], self._refusal(name))
+                return Guarded(copies[0], self._refusal(name))
         return super().__getattr__(name)
 
     def extra_repr(self) -> str:
@@ -253,7 +253,7 @@ class ABNN(MemberEnsemble):
         """Return eta for the labels of all rows, (rows, ...), member-major."""
         order = self.class_order[:, :classes]
         chosen = order.argsort(1)[:, : math.isqrt(classes)]
-        eta = torch.ones(self.members, max(classes, order.shape[1]), device=labels.device)
+        eta = torch.ones(self.members, classes, device=labels.device)
         eta.scatter_(1, chosen, self.config.class_weight)
         rows = labels.long().clamp(0, classes - 1).view(self.members, -1)  # ignored labels count 0
         return eta.gather(1, rows).view(labels.shape)
