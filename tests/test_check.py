@@ -699,6 +699,26 @@ def test_a_string_that_chooses_the_way_through_a_network_is_another_kind_of_call
     assert model.call((x,), {"mode": "mix"}).check.execution == "loop"
 
 
+def test_a_key_that_chooses_the_way_through_a_network_is_another_kind_of_call() -> None:
+    class Extras(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.head = nn.Linear(5, 6), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor, extras: dict[str, Tensor]) -> Tensor:
+            if "scores" in extras:  # of 5 classes, for every example
+                return self.head(x) + extras["scores"][:, :3]
+            table = self.a(extras["table"])
+            return self.head((self.a(x) @ table.T).softmax(-1) @ extras["table"])
+
+    model, x, table = build(Extras(), "batchensemble").eval(), torch.randn(8, 5), torch.randn(4, 5)
+    with pytest.warns(UserWarning, match=MIXES):
+        model(x, {"table": table})
+    model(x, {"scores": table.repeat(2, 1)})
+    assert model.call((x, {"table": table}), {}).check.execution == "loop"
+    assert model.call((x, {"scores": x}), {}).check.execution == "batched"
+
+
 class Gated(Mlp):
     """Adds the mean of the batch through a gate that is closed at first, or nearly."""
 

@@ -172,13 +172,23 @@ def call_kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     Example:
         >>> call_kind((torch.zeros(8, 5), None), {"mask": torch.zeros(8, 5, 5), "causal": True})
         '0:2 mask:3 causal:True'
+        >>> call_kind((torch.zeros(8, 5), {"edges": torch.zeros(2, 9)}), {})
+        '0:2 1.edges:2'
     """
+    return " ".join(_describe_leaves("", dict(enumerate(args)) | kwargs))
+
+
+def _describe_leaves(prefix: str, values: Mapping[Any, Any]) -> list[str]:
+    """Return the path and the kind of every leaf: keys may choose the way through a network, too."""
     found = []
-    for name, value in (*enumerate(args), *kwargs.items()):
-        for leaf in tree_leaves(value):
-            if isinstance(leaf, Tensor | bool | str):
-                found.append(f"{name}:{leaf.dim() if isinstance(leaf, Tensor) else leaf}")
-    return " ".join(found)
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Tensor | bool | str):
+            found.append(f"{path}:{value.dim() if isinstance(value, Tensor) else value}")
+        elif isinstance(value, Mapping | tuple | list):
+            parts = value if isinstance(value, Mapping) else dict(enumerate(value))
+            found += _describe_leaves(f"{path}.", parts)
+    return found
 
 
 def as_call(x: Any) -> Arguments:
