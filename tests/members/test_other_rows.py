@@ -328,3 +328,31 @@ def test_a_table_that_goes_into_an_expansion_point_is_no_batch_of_its_size(
     elif way != "as it is":
         model = pickle.loads(pickle.dumps(model)) if way == "pickle" else lpbnn.freeze(model)
     torch.testing.assert_close(lpbnn.predict(model, x[:7]).members, expected[:, :7])
+
+
+class Portions(nn.Module):
+    """Computes a part in portions of eight rows, more than a comparison has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(5, 6), nn.Linear(6, 3)
+        self.part = nn.Sequential(nn.Dropout(0.5), nn.LayerNorm(6), nn.BatchNorm1d(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.cat([self.part(rows) for rows in self.embed(x).split(8)]))
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("mcdropout", {}), ("abnn", {}), ("batchensemble", {"batch_norm": "member"})],
+)
+def test_a_part_of_the_rows_is_not_taken_for_rows_of_the_members(
+    method: str, options: dict[str, str]
+) -> None:
+    """Portions of eight rows tear the fourteen examples of a member apart."""
+    model = lpbnn.build(Portions(), method, members=2, **options)
+    x = torch.randn(14, 5)
+    lpbnn.predict(model, x[:3])
+    assert model.execution == "batched"
+    with pytest.raises(ValueError, match="in a pass of 28 rows"):
+        lpbnn.predict(model, x)

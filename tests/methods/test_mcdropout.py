@@ -259,11 +259,15 @@ def test_several_inputs_and_a_shared_module() -> None:
     model.loss(x, torch.randint(0, 3, (5,)))["loss"].backward()
 
 
-def test_tensors_without_member_rows_are_dropped_plainly() -> None:
-    dropout = ActiveDropout(nn.Dropout(0.5))
+@pytest.mark.parametrize("rows", [4, 6])
+def test_tensors_without_the_members_rows_are_refused(rows: int) -> None:
+    dropout = ActiveDropout(nn.Dropout(0.5), path="drop")
     masks = DropoutMasks(3, [1, 2, 3])
-    with dropout.slot.use(MemberPass(masks, batch=1)):
-        assert dropout(torch.ones(4, 100)).unique().tolist() == [0.0, 2.0]
+    with (
+        dropout.slot.use(MemberPass(masks, batch=4)),
+        pytest.raises(ValueError, match="'drop' got"),
+    ):
+        dropout(torch.ones(rows, 100))
 
 
 @pytest.mark.parametrize("task", ["classification", "regression", "segmentation"])

@@ -84,6 +84,28 @@ class MemberPass:
         return MemberPass(self.sampled.take(start, count), self.batch, self.mode)
 
 
+def require_member_rows(rows: int, members: int, state: MemberPass | None, path: str) -> None:
+    """Refuse rows that are not those of the members: a layer would take them for those of others.
+
+    Args:
+        rows: the first dimension of a layer's input.
+        members: how many the layer computes.
+        state: of the pass under way; None if the layer is called without its model.
+        path: of the layer.
+    """
+    if rows % members:
+        raise ValueError(
+            f"{path!r} got {rows} rows for {members} members; rows are member-major and a multiple "
+            "of the members. Call the built model, or lpbnn.members.rows.expand_batch first."
+        )
+    if members > 1 and state is not None and rows % state.rows:
+        raise ValueError(
+            f"{path!r} got an input with first dimension {rows}, in a pass of {state.rows} rows: "
+            "its rows are not those of the batch (time first, a part of the batch, or no batch at all). Leave "
+            f"the layer out with exclude={path!r}, or put the batch first."
+        )
+
+
 class _ThreadState(threading.local):
     def __init__(self) -> None:
         # Not of the class: a compiled first pass guards on the instance.

@@ -38,7 +38,7 @@ from lpbnn.convert.convert import convert, replace_modules
 from lpbnn.convert.wrapper import Guarded, Wrapper, mean_of_copies
 from lpbnn.likelihoods import Categorical, weighted_mean
 from lpbnn.members.ensemble import MemberEnsemble
-from lpbnn.members.passes import MemberPass, PassSlot
+from lpbnn.members.passes import MemberPass, PassSlot, require_member_rows
 from lpbnn.members.rows import BatchMode, expand_batch, gather
 from lpbnn.model import Terms, UncertainModel, with_loss
 from lpbnn.options import Count, NonNegative, Options, Positive
@@ -153,11 +153,7 @@ class NoisyScale(Wrapper):
         else:
             scale, shift = state.sampled.scales[self.index], state.sampled.shifts[self.index]
         count = len(scale)
-        if input.shape[0] % count:
-            raise ValueError(
-                f"{self.path!r} got {input.shape[0]} rows for {count} members; rows are member-major and a "
-                "multiple of the members. Call the built model."
-            )
+        require_member_rows(input.shape[0], count, state, self.path)
         rows = gather(self.layer(input, *args, **kwargs), count)
         shape = [count, *(1,) * (rows.dim() - 1)]
         if self.channels_last:

@@ -44,7 +44,7 @@ from lpbnn.convert.convert import convert, replace_modules
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.members.call import as_call
 from lpbnn.members.ensemble import MemberEnsemble
-from lpbnn.members.passes import MemberPass, PassSlot
+from lpbnn.members.passes import MemberPass, PassSlot, require_member_rows
 from lpbnn.members.rows import gather
 from lpbnn.model import Pass, Terms, noise_scale_value, with_loss
 from lpbnn.options import ABOVE_0, BELOW_1, Count, Options, Range
@@ -122,6 +122,7 @@ class ActiveDropout(Wrapper):
     Args:
         layer: one of torch's dropout layers.
         rate: replaces ``p`` until ``restore``; None keeps the layer's own.
+        path: the layer's path in the network.
 
     Example:
         >>> dropout = ActiveDropout(nn.Dropout(0.5)).eval()
@@ -129,8 +130,8 @@ class ActiveDropout(Wrapper):
         True
     """
 
-    def __init__(self, layer: nn.Module, rate: Rate | None = None) -> None:
-        super().__init__(layer)
+    def __init__(self, layer: nn.Module, rate: Rate | None = None, path: str = "") -> None:
+        super().__init__(layer, path)
         kind = next((kind for kind in FUNCTIONS if isinstance(layer, kind)), None)
         if kind is None:
             known = ", ".join(kind.__name__ for kind in FUNCTIONS)
@@ -174,9 +175,9 @@ class ActiveDropout(Wrapper):
         rate = self.rate
         state: MemberPass | None = self.slot.get()
         masks: DropoutMasks | None = None if state is None else state.sampled
-        # Rows that do not belong to members evenly get plain dropout.
-        if state is None or masks is None or masks.seeds is None or input.shape[0] % masks.count:
+        if state is None or masks is None or masks.seeds is None:
             return self.function(input, rate, training=True)
+        require_member_rows(input.shape[0], masks.count, state, self.path)
         shape = input.shape[1:2] + (1,) * (input.dim() - 2) if self.by_channel else input.shape[1:]
         stays = masks.sample(shape, rate, input.device, state.generators).unsqueeze(1)
         rows = gather(input, len(stays))
@@ -204,7 +205,7 @@ class DropBefore(Wrapper):
 
     def __init__(self, layer: nn.Module, rate: float, path: str = "") -> None:
         super().__init__(layer, path)
-        self.dropout = ActiveDropout(nn.Dropout(rate))
+        self.dropout = ActiveDropout(nn.Dropout(rate), path=path)
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return self.layer(self.dropout(input), *args, **kwargs)
@@ -291,7 +292,8 @@ def build(net: nn.Module, config: Config, **model_options: Any) -> MCDropout:
     rate = config.rate
     if rate is None and not any(layer.p for layer in own.values()):
         rate = RATE  # all rates are 0: passes must differ
-    replace_modules(net, {id(layer): ActiveDropout(layer, rate) for layer in own.values()})
+    active = {id(layer): ActiveDropout(layer, rate, path) for path, layer in own.items()}
+    replace_modules(net, active)
     warn_of_recurrent_layers(net)
     return MCDropout(net, config.members, config.expand_at, **model_options)
 

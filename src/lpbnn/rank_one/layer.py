@@ -27,7 +27,7 @@ from lpbnn.kernels.rows import (
     scale_rows,
     shift_rows,
 )
-from lpbnn.members.passes import MemberPass, PassSlot
+from lpbnn.members.passes import MemberPass, PassSlot, require_member_rows
 from lpbnn.members.rows import expand_batch
 from lpbnn.rank_one.factors import Factors, LayerFactors, SampledFactors
 
@@ -124,8 +124,7 @@ class RankOneLayer(Wrapper):
             if known and is_one_product(layer, factors.r, factors.s):
                 return run_all_members(layer, input, member_weights(layer, factors), bias)
             input = expand_batch(input, members)
-        if input.shape[0] % members or (state is not None and input.shape[0] % state.rows):
-            raise ValueError(self._describe_rows(input.shape[0], members, state))
+        require_member_rows(input.shape[0], members, state, self.path or "RankOneLayer")
         if known and prefers_member_weights(layer, input, factors.r, factors.s):
             return _use_member_weights(layer, input, factors, bias)
         if known and (how := fast_geometry(layer, input)) is not None:
@@ -149,20 +148,6 @@ class RankOneLayer(Wrapper):
         y = layer(x * factors.r[0].to(x.dtype).view(shape), *args, **kwargs)
         y = y * factors.s[0].to(y.dtype).view(shape)
         return y if bias is None else y + bias[0].to(y.dtype).view(shape)
-
-    def _describe_rows(self, rows: int, members: int, state: MemberPass | None) -> str:
-        """Return what is wrong with an input whose rows are not those of the members."""
-        name = self.path or "RankOneLayer"
-        if state is None or rows % members:
-            return (
-                f"{name!r} got {rows} rows for {members} members; rows are member-major and a multiple "
-                "of the members. Call the built model, or lpbnn.members.rows.expand_batch first."
-            )
-        return (
-            f"{name!r} got an input with first dimension {rows}, in a pass of {state.rows} rows: "
-            "its rows are not those of the batch (time first, or no batch at all). Leave the layer "
-            f"out with exclude={name!r}, or put the batch first."
-        )
 
 
 def sample_layers(layers: list[RankOneLayer], samples: int = 1) -> SampledFactors:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from lpbnn.convert.wrapper import Wrapper
 from lpbnn.members.call import raise_with_advice
-from lpbnn.members.passes import MemberPass, PassSlot
+from lpbnn.members.passes import MemberPass, PassSlot, require_member_rows
 from lpbnn.members.rows import gather
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -46,6 +46,7 @@ class MemberNorm(Wrapper):
         first, rows = (0, count) if state is None else (state.sampled.first, state.count)
         if rows == 1:
             return self.norms[first % count](input)
+        require_member_rows(input.shape[0], rows, state, self.path)
         parts = enumerate(gather(input, rows).unbind(), start=first)
         try:
             return torch.cat([self.norms[member % count](part) for member, part in parts])

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lpbnn.convert.wrapper import Wrapper, mean_of_copies
-from lpbnn.members.passes import MemberPass, PassSlot
+from lpbnn.members.passes import MemberPass, PassSlot, require_member_rows
 from lpbnn.members.rows import expand_batch, gather
 
 
@@ -63,11 +63,7 @@ class MemberLinear(Wrapper):
             return F.linear(input, weight[0], None if bias is None else bias[0])
         if self.expands_batch and state is not None and input.shape[0] * count == state.rows:
             input = expand_batch(input, count)
-        if input.shape[0] % (count if state is None else state.rows):
-            raise ValueError(
-                f"{self.path!r} got {input.shape[0]} rows for {count} members; rows are member-major and a "
-                "multiple of the members. Call the built model."
-            )
+        require_member_rows(input.shape[0], count, state, self.path)
         rows = gather(input, count).flatten(1, -2)
         y = rows @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
         y = torch.cat(y.unbind())  # flattened, it could not be exported for a batch of any size
