@@ -887,3 +887,61 @@ def test_masks_of_a_compiled_mc_dropout_are_not_compared() -> None:
     model = lpbnn.build(Mlp(), "mcdropout").eval()
     compiled = torch.compile(model, backend="eager")
     assert "was not compared" in str(lpbnn.check(compiled, torch.randn(4, 5)))
+
+
+class AsksForTypes(nn.Module):
+    """Adds a skip around every linear layer, found by its type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5), nn.Linear(5, 3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, layer in enumerate(self.layers):
+            y = layer(x)
+            x = x + y if isinstance(layer, nn.Linear) and i == 2 else y
+        return x
+
+
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("method", [*BATCHED_METHODS, "abnn", "meanfield", "mimo"])
+def test_a_network_that_asks_for_the_type_of_a_layer_is_refused(method: str, members: int) -> None:
+    last = {"last": "layers.2"} if method == "mimo" else {}
+    net = AsksForTypes()
+    if last:
+        net.layers = net.layers[:3]
+    model, x = build(net, method, members=members, **last), torch.randn(8, 5)
+    for _ in range(2):  # not only once
+        with pytest.raises(ValueError, match="'layers.2' was converted"):
+            lpbnn.predict(model, x)
+    model.train()
+    with pytest.raises(ValueError, match="'layers.2' was converted"):
+        model.loss(x, torch.zeros(8, dtype=torch.int64))
+
+
+def test_hooks_on_a_converted_layer_are_not_taken_for_a_question_about_its_type() -> None:
+    net = Mlp()
+    net[0].register_forward_pre_hook(lambda module, args: (2 * args[0],))
+    net[0].register_forward_hook(lambda module, args, output: output + 1)
+    model = build(net, "batchensemble")
+    net[0].register_forward_pre_hook(lambda module, args: (args[0] - 1,))
+    net[2].register_forward_hook(lambda module, args, output: 3 * output)
+    before = [dict(m.__dict__["_forward_pre_hooks"]) for m in model.modules()]
+    lpbnn.predict(model, torch.randn(8, 5))
+    assert model.execution == "batched"
+    assert before == [dict(m.__dict__["_forward_pre_hooks"]) for m in model.modules()]
+
+
+class EveryThird(Mlp):
+    """Rows differ by their place, and agree in batches of three."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1 + torch.arange(len(x)).unsqueeze(1) % 3)
+
+
+@pytest.mark.parametrize("method", BATCHED_METHODS)
+def test_rows_that_agree_in_batches_of_one_size_alone_are_found(method: str) -> None:
+    model, x = build(EveryThird(), method).eval(), torch.randn(8, 5)
+    with pytest.warns(UserWarning, match=MIXES):
+        lpbnn.predict(model, x)
+    assert model.execution == "loop"

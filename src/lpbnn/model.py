@@ -140,9 +140,10 @@ class UncertainModel(WideBuffers):
     def execution(self) -> Execution:
         """How members run: "loop" if that was found for any kind of call."""
         found: list[Execution] = [check.execution for check in self.checks.values()]
-        if "loop" in found:
+        compared = [execution for execution in found if execution != "unchecked"]
+        if "loop" in compared:
             return "loop"
-        return found[0] if found else "unchecked"
+        return compared[0] if compared else "unchecked"
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], members: int = 1) -> Call:
         """Return a call of the network, with what was found for calls of its kind (``Call.check``).
@@ -156,19 +157,31 @@ class UncertainModel(WideBuffers):
             members: how many are to run; before several do, a new kind of call is compared.
         """
         kind = call_kind(args, kwargs)
-        if kind not in self.checks and members > 1 and self.check_first_batch:
+        found = self.checks.get(kind)
+        new = found is None or (members > 1 and found.execution == "unchecked")
+        if new and self.check_first_batch:
             call = Call(args, kwargs, self.mask_arguments)
             if not is_traced(call.tensors):
-                with self.lock.alone():
-                    if kind not in self.checks:  # found by another thread in the meantime
-                        self.compare(call)
-        found = self.checks.get(kind)
-        if found is None:  # of another kind: its shared inputs are other ones
+                found = self._check(kind, call, members)
+        if found is None or found.execution == "unchecked":
+            # That of another kind: its shared inputs are other ones.
             loops = (check for check in self.checks.values() if check.execution == "loop")
             known = next(loops, CallCheck())
             found = CallCheck(known.execution, known.independent_rows)
         shared = found.shared_inputs.get("")
         return Call(args, kwargs, self.mask_arguments, found, shared=shared)
+
+    def _check(self, kind: str, call: Call, members: int) -> CallCheck:
+        """Return what is known of a kind of call, after a comparison of one that is new."""
+        from lpbnn.check import refuse_type_dependence  # imports point the other way
+
+        with self.lock.alone():
+            if kind not in self.checks:  # found by another thread in the meantime
+                refuse_type_dependence(self, call)
+                self.checks[kind] = CallCheck()
+            if members > 1 and self.checks[kind].execution == "unchecked":
+                self.compare(call)
+            return self.checks[kind]
 
     def compare(self, call: Call) -> None:
         """Find out how calls of a new kind may run: here, if examples of a batch are independent."""

@@ -170,7 +170,7 @@ def test_flipout_is_for_training_only_and_lowers_the_variance_of_the_gradient() 
 
 
 def test_training_draws_once_and_evaluation_every_member() -> None:
-    model, seen = build(Mlp()), []
+    model, seen = build(Mlp(), check=False), []
     model.net[0].register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
     x, y = torch.randn(5, 5), torch.randint(0, 3, (5,))
     model.train().loss(x, y)

@@ -372,16 +372,47 @@ def test_a_head_whose_last_layer_was_not_widened_is_an_error() -> None:
         model(torch.randn(4, 5))
 
 
-def test_the_first_training_loss_compares_rows_and_later_ones_do_not() -> None:
+def test_the_first_loss_compares_rows_and_later_ones_do_not() -> None:
     model, x, y = build(Mlp(), check=True), torch.randn(4, 5), torch.randint(3, (4,))
     seen = watch_inputs(model)
-    model.eval().loss(x, y)
-    assert len(seen) == 1
     model.train().loss(x, y)
     assert len(seen) > 2
     seen.clear()
     model.loss(x, y)
-    assert len(seen) == 1
+    model.eval().loss(x, y)
+    assert len(seen) == 2
+
+
+class JoinsViews(Mlp):
+    """Two views of every example are rows of one batch, in front of the first layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack(super().forward(torch.cat([x, 2 * x])).chunk(2)).mean(0)
+
+
+class Backwards(nn.Module):
+    """The layer that is called last was registered first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.body = nn.Linear(5, 3), nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.body(x)))
+
+
+@pytest.mark.parametrize("kind", [JoinsViews, Backwards])
+def test_a_network_whose_rows_meet_the_wrong_heads_is_refused(kind: type[nn.Module]) -> None:
+    model, x, y = build(kind(), check=True), torch.randn(4, 5), torch.randint(3, (4,))
+    for _ in range(2):  # not only once
+        with pytest.raises(ValueError, match="what each subnetwork predicts alone"):
+            lpbnn.predict(model, x)
+        with pytest.raises(ValueError, match="what each subnetwork predicts alone"):
+            model.loss(x, y)
+    if kind is Backwards:
+        named = build(kind(), check=True, first="body", last="head").eval()
+        alone = [named.run_alone(j, (x,), {}) for j in range(named.members)]
+        torch.testing.assert_close(named(x), torch.stack(alone))
 
 
 class GraphNetwork(nn.Module):

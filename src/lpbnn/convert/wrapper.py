@@ -80,6 +80,10 @@ class Wrapper(nn.Module):
             f"exclude={self.path or '...'!r}; the {name} of the layer inside is .layer.{name}."
         )
 
+    def unconverted(self) -> nn.Module:
+        """Return a layer of the type and widths that the network was built with, without hooks."""
+        return self.layer
+
     def restore(self) -> nn.Module:
         """The layer, as a network without the method would have it."""
         move_hooks(self, self.layer)

@@ -248,6 +248,7 @@ class MeanFieldBNN(UncertainModel):
 
     def _run(self, noises: list[Noise], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outputs:
         """Return the outputs (B, ...) of the network with the drawn weights."""
+        self.call(args, kwargs)  # compares a new kind
         return self.slot.run(Draw(noises), self.run_network, *args, **kwargs)
 
     def passes(self, samples: int, width: int) -> Iterator[Pass]:

@@ -27,6 +27,7 @@ network, whose rows are nodes), the first training loss is an error; a compiled 
 Havasi et al.: Training independent subnetworks for robust prediction, ICLR 2021.
 """
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -36,10 +37,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from lpbnn.convert.convert import convert
-from lpbnn.convert.wrapper import Wrapper
+from lpbnn.convert.wrapper import Wrapper, move_hooks
 from lpbnn.likelihoods import MultiHead, require_targets
-from lpbnn.members.call import as_call, batch_size, raise_with_advice
 from lpbnn.members.rows import expand_batch, gather, map_tensors
+from lpbnn.members.call import Call, CallCheck, as_call, batch_size, call_kind, raise_with_advice
 from lpbnn.model import Outputs, Terms, UncertainModel, with_loss
 from lpbnn.options import Count, Options, Share
 from lpbnn.rank_one.layer import SUPPORTED, TRANSPOSED
@@ -71,6 +72,7 @@ class _Wide(Wrapper):
 
     guarded = ()  # the wide weight is the layer's own
     side: str  # "in" or "out"
+    alone: int | None = None  # the only member that runs, for a comparison
 
     def __init__(self, layer: Any, members: int, scale: float = 1.0) -> None:
         super().__init__(layer)
@@ -84,6 +86,11 @@ class _Wide(Wrapper):
         copies = [weight, *(_shuffled(weight) for _ in range(members - 1))]
         self._set("weight", self._join(copies, self.axis) * scale)
         setattr(layer, self.width, members * getattr(layer, self.width))
+
+    def unconverted(self) -> nn.Module:
+        layer = copy.deepcopy(self).restore()
+        move_hooks(layer, nn.Module())
+        return layer
 
     def _set(self, name: str, value: Tensor) -> None:
         learns = getattr(self.layer, name).requires_grad
@@ -124,6 +131,8 @@ class FirstLayer(_Wide):
         return self._narrow(torch.stack(self._copies("weight", self.axis)).sum(0))
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if self.alone is not None:
+            input = expand_batch(input, self.members)
         groups = gather(input, self.members).unflatten(self.channel, (self.groups, -1))
         joined = torch.stack(groups.unbind(), self.channel - 1)
         return self.layer(joined.flatten(self.channel - 2, self.channel), *args, **kwargs)
@@ -158,7 +167,7 @@ class LastLayer(_Wide):
         own = [
             head.flatten(self.channel - 1, self.channel) for head in heads.unbind(self.channel - 1)
         ]
-        return torch.cat(own)
+        return torch.cat(own) if self.alone is None else own[self.alone]
 
 
 class MIMO(UncertainModel):
@@ -190,7 +199,8 @@ class MIMO(UncertainModel):
         self.first, self.last = ends
 
     def outputs(self, *args: Any, **kwargs: Any) -> Outputs:
-        return self._run(*self.call(args, kwargs).map_examples(expand_batch, members=self.members))
+        call = self.call(args, kwargs, self.members)
+        return self._run(*call.map_examples(expand_batch, members=self.members))
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outputs:
         """Return the outputs (M, rows / M, ...) for inputs in member-major rows."""
@@ -216,6 +226,39 @@ class MIMO(UncertainModel):
             "return, or they are not called once each, name others with first=... and last=..."
         )
 
+    def compare(self, call: Call) -> None:
+        """Find out if examples are independent; refuse a network whose rows meet the wrong heads."""
+        from lpbnn.check import heads_equal_members  # imports point the other way
+
+        kind = call_kind(call.args, call.kwargs)
+        self.checks[kind] = CallCheck("single")  # the comparisons call this model
+        try:
+            super().compare(call)
+            if not heads_equal_members(self, call):
+                raise ValueError(
+                    "the heads do not predict what each subnetwork predicts alone, so members cannot run "
+                    f"together. {self._advice()}, in the order of their calls. A network that joins rows in "
+                    "front of the first layer, or takes rows apart behind the last one, has no such layers."
+                )
+        except BaseException:
+            self.checks[kind] = CallCheck()
+            raise
+
+    def run_alone(self, member: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outputs:
+        """Return the outputs (B, ...) of one subnetwork that sees each example at all its inputs.
+
+        The reference for a comparison: nothing but the first and the last layers has other rows than in a
+        network that was not converted.
+        """
+        wide = [module for module in self.net.modules() if isinstance(module, _Wide)]
+        try:
+            for layer in wide:
+                layer.alone = member
+            return self.run_network(*args, **kwargs)
+        finally:
+            for layer in wide:
+                layer.alone = None
+
     def chunk_sizes(self, batch: int, samples: int, chunk: int | None) -> tuple[int, int]:
         examples = batch if chunk is None else max(1, chunk // self.members)
         return self.members, min(batch, examples)
@@ -226,7 +269,9 @@ class MIMO(UncertainModel):
         batch = batch_size(args, kwargs)
         self.likelihood.check_batch(x, y)
         require_targets(y, weight, batch)
-        call = self.independent_call(args, kwargs) if self.training else self.call(args, kwargs)
+        call = self.call(args, kwargs, self.members)
+        if self.training:
+            call = self.independent_call(args, kwargs)
         device = next(t.device for t in tree_leaves((y, args, kwargs)) if isinstance(t, Tensor))
         examples = self.shuffled_examples(batch, device)
         outputs = self._run(*call.map_examples(lambda x: x[examples.flatten().to(x.device)]))
