@@ -945,3 +945,18 @@ def test_rows_that_agree_in_batches_of_one_size_alone_are_found(method: str) -> 
     with pytest.warns(UserWarning, match=MIXES):
         lpbnn.predict(model, x)
     assert model.execution == "loop"
+
+
+class Sorted(Mlp):
+    """Returns its examples in the order of their sums."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[x.sum(1).argsort()])
+
+
+@pytest.mark.parametrize("method", RANK_ONE)
+def test_a_first_batch_of_one_example_does_not_hide_that_rows_change_places(method: str) -> None:
+    model, x = build(Sorted(), method).eval(), torch.randn(8, 5)
+    with pytest.warns(UserWarning, match=MIXES):
+        lpbnn.predict(model, x[:1])
+    assert model.execution == "loop"

@@ -157,13 +157,13 @@ def verify(model: "MemberEnsemble", call: Call) -> CheckReport:
         for reference in references:
             reference.run_comparisons()
         if evaluation.cut and not all(reference.independent for reference in references):
-            # What depends on the place of a row may agree in batches of one size.
-            more = call.take(
-                [i % call.batch for i in range(_free_count(call, range(rows + 1, 99)))]
-            )
+            # Rows may agree by chance: in batches of one size, or because the examples are equal.
+            count = _free_count(call, range(rows + 1, 99))
+            more = call.take([i % call.batch for i in range(count)])
             with suppress(Exception):  # it refuses so many
-                references.append(_Reference(model, more, cut=True, training=False))
-                references[-1].run_comparisons()
+                other = _Reference(model, _change(more, [*range(1, count, 2)]), True, training=False)
+                other.run_comparisons()
+                references.append(other)
         independent = all(reference.independent for reference in references)
         # Members of a network that is random cannot be compared, so its examples must not meet.
         mixes = any(one.random and not one.independent for one in references)
@@ -243,11 +243,11 @@ def refuse_type_dependence(model: UncertainModel, call: Call) -> None:
         if isinstance(module, Wrapper) and "layer" in module._modules and not inner:
             layers.append((path, module, module.unconverted()))
 
-    def compare(own: Call, _: bool) -> str:
+    def compare(own: Call, cut: bool) -> str:
         def run() -> list[Tensor]:
             with _same_buffers(model), _seeded(model):
                 args, kwargs = copy_tensors((own.args, own.kwargs))
-                return [x for x in tree_leaves(model.net(*args, **kwargs)) if isinstance(x, Tensor)]
+                return tree_leaves(model.run_network(*args, **kwargs))
 
         try:
             for _, wrapper, layer in layers:  # computes with the layer alone

@@ -140,7 +140,7 @@ class UncertainModel(WideBuffers):
     def execution(self) -> Execution:
         """How members run: "loop" if that was found for any kind of call."""
         found: list[Execution] = [check.execution for check in self.checks.values()]
-        compared = [execution for execution in found if execution != "unchecked"]
+        compared: list[Execution] = [one for one in found if one != "unchecked"]
         if "loop" in compared:
             return "loop"
         return compared[0] if compared else "unchecked"
