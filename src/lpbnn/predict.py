@@ -687,8 +687,13 @@ def not_finite(inputs: Arguments, batch: int) -> Tensor | None:
         if not is_batched(x, batch):
             continue
         if x.is_floating_point() and not x.is_meta:  # a meta tensor has no values
-            wrong = ~x.isfinite() if first else x.isnan()
-            rows = wrong.flatten(1).any(1) if x.dim() > 1 else wrong
+            sparse = x.layout is not torch.strided
+            values = (x := x.to_sparse().coalesce()).values() if sparse else x
+            wrong = ~values.isfinite() if first else values.isnan()
+            rows = wrong.flatten(1).any(1) if wrong.dim() > 1 else wrong
+            if sparse:  # from stored values to their rows
+                wrong = torch.zeros(batch, dtype=torch.bool, device=x.device)
+                rows = wrong.index_fill(0, x.indices()[0][rows], True)
             bad = rows if bad is None else bad | rows.to(bad.device)
         first = False
     return bad if bad is not None and bool(bad.any()) else None

@@ -356,3 +356,30 @@ def test_a_part_of_the_rows_is_not_taken_for_rows_of_the_members(
     assert model.execution == "batched"
     with pytest.raises(ValueError, match="in a pass of 28 rows"):
         lpbnn.predict(model, x)
+
+
+class Adjacent(nn.Module):
+    """A graph whose edges are a matrix beside the nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(5, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        return self.head(edges @ torch.tanh(self.embed(x)))
+
+
+@pytest.mark.parametrize("method", ["batchensemble", "mcdropout", "ensemble"])
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.filterwarnings("ignore:members cannot run", "ignore:Sparse CSR")
+def test_a_sparse_matrix_gives_what_a_dense_one_gives(layout: torch.layout, method: str) -> None:
+    model, x, edges = lpbnn.build(Adjacent(), method), torch.randn(6, 5), torch.eye(6).roll(1, 0)
+    edges[2, 4] = 0.5
+    sparse = edges.to_sparse(layout=layout)
+    found = lpbnn.predict(model, (x, sparse), seed=0).probs
+    torch.testing.assert_close(found, lpbnn.predict(model, (x, edges), seed=0).probs)
+    with pytest.raises(ValueError, match="cannot be taken apart"):
+        lpbnn.predict(model, (x, sparse), chunk=2)
+    edges[2, 4] = float("nan")
+    with pytest.raises(ValueError, match="1 of 6 examples are NaN or infinite: examples 2"):
+        lpbnn.predict(model, (x, edges.to_sparse(layout=layout)))

@@ -127,7 +127,12 @@ class Call:
         def take(x: Tensor) -> Tensor:
             if any(x is mask for mask in self.head_masks):
                 return x.unflatten(0, (self.batch, -1))[chosen].flatten(0, 1)
-            return x[chosen] if is_batched(x, self.batch, self.masks) else x
+            if not is_batched(x, self.batch, self.masks):
+                return x
+            if x.layout is torch.strided:
+                return x[chosen]
+            rows = range(self.batch)[chosen] if isinstance(chosen, slice) else chosen
+            return x.to_sparse().index_select(0, torch.tensor([*rows], device=x.device))
 
         return self.replace(*map_tensors(take, (self.args, self.kwargs)))
 
