@@ -39,8 +39,8 @@ from torch.utils._pytree import tree_leaves
 from lpbnn.convert.convert import convert
 from lpbnn.convert.wrapper import Wrapper, move_hooks
 from lpbnn.likelihoods import MultiHead, require_targets
-from lpbnn.members.rows import expand_batch, gather, map_tensors
 from lpbnn.members.call import Call, CallCheck, as_call, batch_size, call_kind, raise_with_advice
+from lpbnn.members.rows import expand_batch, gather, map_tensors
 from lpbnn.model import Outputs, Terms, UncertainModel, with_loss
 from lpbnn.options import Count, Options, Share
 from lpbnn.rank_one.layer import SUPPORTED, TRANSPOSED
