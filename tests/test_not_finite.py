@@ -78,6 +78,12 @@ def test_weights_that_have_diverged_are_an_error(method: str) -> None:
         lpbnn.predict(model, torch.randn(4, 5))
 
 
+def test_finite_outputs_whose_sum_overflows_are_predicted() -> None:
+    outputs = torch.full((1, 4, 1), 3e38)
+    found = lpbnn.Prediction.from_outputs(outputs, lpbnn.likelihoods.Gaussian(variance=1.0))
+    assert torch.equal(found.mean, outputs[0])
+
+
 def test_a_variance_that_overflows_is_an_error() -> None:
     model = lpbnn.build(
         small(classes=2), "mcp", likelihood=lpbnn.likelihoods.Gaussian("log"), check=False

@@ -90,7 +90,7 @@ class UncertainModel(WideBuffers):
 
     def run_network(self, *args: Any, **kwargs: Any) -> Outputs:
         """Run the network once and return its outputs (B, C, ...)."""
-        batch_size(args, kwargs)
+        batch_size(args, kwargs)  # refuses a call without examples
         return self.readout(self.net(*args, **kwargs))
 
     def loss(self, x: Any, y: Any, weight: Tensor | None = None) -> Terms:

@@ -707,26 +707,31 @@ def flag_not_finite(prediction: Prediction, bad: Tensor | None, allowed: bool) -
         bad: (B,), examples whose inputs are no numbers; None if there are none.
         allowed: False raises a ``ValueError`` if there are any.
     """
-    if prediction.average.is_meta:
-        return prediction
-    wrong = torch.zeros(len(prediction.average), dtype=torch.bool, device=prediction.average.device)
-    for name in ("average", "aleatoric", "epistemic", "ood_score"):
-        values = ~getattr(prediction, name).isfinite()
+    p, names = prediction, ("average", "aleatoric", "epistemic", "ood_score")
+    if p.average.is_meta:
+        return p
+    # A finite sum has no infinite terms; a sum that overflows leads to a closer look.
+    total = p.average.sum() + p.aleatoric.sum() + p.epistemic.sum() + p.ood_score.sum()
+    if bad is None and bool(total.isfinite()):
+        return p
+    wrong = torch.zeros(len(p.average), dtype=torch.bool, device=p.average.device)
+    for name in names:
+        values = ~getattr(p, name).isfinite()
         wrong |= values.flatten(1).any(1) if values.dim() > 1 else values
     if bad is not None:
         wrong |= bad.to(wrong.device)
     if not bool(wrong.any()):
-        return prediction
+        return p
     if not allowed:
         raise _not_finite_error("outputs", wrong)
     changed: dict[str, Any] = {}
-    for name in ("average", "aleatoric", "epistemic", "ood_score"):
-        values = getattr(prediction, name)
+    for name in names:
+        values = getattr(p, name)
         shape = (-1, *(1,) * (values.dim() - 1))
         changed[name] = values.masked_fill(
             wrong.view(shape), math.inf if name == "ood_score" else math.nan
         )
-    return replace(prediction, **changed)
+    return replace(p, **changed)
 
 
 def _not_finite_error(what: str, rows: Tensor) -> ValueError:
