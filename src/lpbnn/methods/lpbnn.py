@@ -161,8 +161,8 @@ class LatentPosterior(FactorPosterior):
         mu, sigma = self.mu, self.sigma
         if noise_scale is not None:
             sigma = sigma * noise_scale.to(sigma)
-        shape = (mu.shape[0], samples, *mu.shape[1:])
-        epsilon = torch.randn(shape, device=mu.device, dtype=mu.dtype)
+        layers, members, k = mu.shape
+        epsilon = torch.randn(layers, samples, members, k, device=mu.device, dtype=mu.dtype)
         z = torch.addcmul(mu.unsqueeze(1), sigma.unsqueeze(1), epsilon).flatten(1, 2)
         if rows_per_member is None:
             return self._by_layer(self.decode(z), samples)
