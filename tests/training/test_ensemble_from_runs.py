@@ -20,7 +20,7 @@ from lpbnn.metrics import ClassificationMetrics
 from lpbnn.training import EvalConfig, OptimConfig, RunConfig, RunError
 from lpbnn.training import run as run_module
 from lpbnn.training.build import DataInfo, resolved
-from lpbnn.training.ensemble_from_runs import Member, _config, ensemble_from_runs
+from lpbnn.training.ensemble_from_runs import ensemble_config, ensemble_from_runs
 from lpbnn.training.run import load_run, run
 from lpbnn.training.rundir import RunDir
 
@@ -169,14 +169,14 @@ def test_every_command_takes_it(
     assert again["train"] == joined.results()["train"]
 
 
-def test_it_is_the_row_of_table_1(runs: list[Path], tmp_path: Path) -> None:
+def test_it_is_the_row_of_table_1() -> None:
     table = Config(preset=("cifar10-fast",), backbone=("wrn-28-10",))
     members = [
         resolved(settings(table, "mcp", seed, "cifar10-fast", "wrn-28-10")) for seed in range(4)
     ]
-    info = RunDir(runs[0]).data()
-    found = _config([Member(RunDir(tmp_path), config, info, {}) for config in members])
-    assert found == resolved(settings(table, "ensemble", 0, "cifar10-fast", "wrn-28-10"))
+    assert ensemble_config(members) == resolved(
+        settings(table, "ensemble", 0, "cifar10-fast", "wrn-28-10")
+    )
 
 
 def test_the_command_loads_the_data_itself(

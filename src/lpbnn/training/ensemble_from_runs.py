@@ -27,17 +27,13 @@ PLAIN = "mcp"  # one deterministic network with nothing around it: what ``from_m
 
 
 class Member(NamedTuple):
-    """A finished run, as far as it was read."""
+    """A finished run, as far as it was read; ``session`` is the start that finished it."""
 
     folder: RunDir
     config: RunConfig
     data: DataInfo
     train: dict[str, Any]
-
-    @property
-    def session(self) -> dict[str, Any]:
-        """The start that finished it."""
-        return (self.folder.sessions() or [{}])[-1]
+    session: dict[str, Any]
 
 
 def ensemble_from_runs(
@@ -65,17 +61,22 @@ def ensemble_from_runs(
     >>> results["method"], results["cost"]["members"], results["train"]["joined"][1]["seed"]
     ('ensemble', 2, 1)
     """
-    members = _members(runs)
+    if len(runs) < 2:
+        given = f"got {runs[0]} alone" if runs else "got none"
+        raise RunError(
+            f"an ensemble is joined from two runs or more; {given}. Fix: lpbnn join RUN RUN ... -o DIR"
+        )
+    members = [_read(RunDir(run)) for run in runs]
+    _require_alike(members)
     for member in members:
         member.folder.require_trust(trust)
     target = RunDir(folder)
     _require_empty(target)
-    config = _config(members)
+    config = ensemble_config([member.config for member in members])
     splits = splits if splits is not None else load_data(config)
     info = DataInfo.of(splits)
-    _check_data(members, info)
-    models = [load_run(member.folder.path, trust=True).model for member in members]
-    model = from_members(models)
+    _require_data(members, info)
+    model = from_members([load_run(member.folder.path, trust=True).model for member in members])
     fabric = launch(config, alone=True)
     early = "stopped before anything was written. Start it again the same way."
     with ending_well(fabric, lambda: early):
@@ -93,35 +94,15 @@ def ensemble_from_runs(
     return target.results()
 
 
+def ensemble_config(members: Sequence[RunConfig]) -> RunConfig:
+    """Return what ``lpbnn train --method ensemble`` with the members' settings would have written."""
+    options = {"members": len(members)}
+    return resolved(replace(members[0], method="ensemble", method_options=options))
+
+
 def _require_empty(target: RunDir) -> None:
     if target.state() != "empty":
         raise RunError(f"{target.path} holds a run already. Fix: give a new or empty folder.")
-
-
-def _members(runs: Sequence[str | Path]) -> list[Member]:
-    """Return the runs, read and compared as far as that needs neither their weights nor the data."""
-    members = [_read(RunDir(run)) for run in runs]
-    if len(runs) < 2:
-        given = f"got {runs[0]} alone" if runs else "got none"
-        raise RunError(
-            f"an ensemble is joined from two runs or more; {given}. Fix: lpbnn join RUN RUN ... -o DIR"
-        )
-    first, seeds = members[0], {members[0].config.seed: members[0].folder.path}
-    for member in members[1:]:
-        path, seed = member.folder.path, member.config.seed
-        if changed := changes(first.config, member.config, "seeds"):
-            raise RunError(
-                f"{first.folder.path} and {path} differ in more than their seeds: {'; '.join(changed)}. "
-                "Fix: join runs of the same settings (lpbnn eval RUN ... measures one like the others)."
-            )
-        if seed in seeds:
-            raise RunError(
-                f"{seeds[seed]} and {path} are the same run: all settings and the seed, {seed}. Fix: give "
-                "runs of different seeds, each once."
-            )
-        seeds[seed] = path
-    _check_data(members[1:], first.data)
-    return members
 
 
 def _read(folder: RunDir) -> Member:
@@ -137,10 +118,29 @@ def _read(folder: RunDir) -> Member:
             f"the run in {folder.path} diverged in epoch {train['diverged']}; expected networks that were "
             "trained to their end. Fix: leave it out, or train another seed."
         )
-    return Member(folder, config, folder.data(), train)
+    return Member(folder, config, folder.data(), train, (folder.sessions() or [{}])[-1])
 
 
-def _check_data(members: Sequence[Member], expected: DataInfo) -> None:
+def _require_alike(members: Sequence[Member]) -> None:
+    """Refuse runs that differ in more than their seeds, as far as that needs neither weights nor data."""
+    first, seeds = members[0], {members[0].config.seed: members[0].folder.path}
+    for member in members[1:]:
+        path, seed = member.folder.path, member.config.seed
+        if changed := changes(first.config, member.config, "seeds"):
+            raise RunError(
+                f"{first.folder.path} and {path} differ in more than their seeds: {'; '.join(changed)}. "
+                "Fix: join runs of the same settings (lpbnn eval RUN ... measures one like the others)."
+            )
+        if seed in seeds:
+            raise RunError(
+                f"{seeds[seed]} and {path} are the same run: all settings and the seed, {seed}. Fix: give "
+                "runs of different seeds, each once."
+            )
+        seeds[seed] = path
+    _require_data(members[1:], first.data)
+
+
+def _require_data(members: Sequence[Member], expected: DataInfo) -> None:
     """Refuse members that learned from other data than is at hand, or than the first one did."""
     for member in members:
         if changed := changes(member.data, expected, "data"):
@@ -148,12 +148,6 @@ def _check_data(members: Sequence[Member], expected: DataInfo) -> None:
                 f"{member.folder.path} was trained on other data (there -> here): {'; '.join(changed)}. "
                 "Fix: join runs of the same data, with the same files in its folder."
             )
-
-
-def _config(members: Sequence[Member]) -> RunConfig:
-    """Return what ``lpbnn train --method ensemble`` with the members' settings would have written."""
-    options = {"members": len(members)}
-    return resolved(replace(members[0].config, method="ensemble", method_options=options))
 
 
 def _training(members: Sequence[Member]) -> dict[str, Any]:
