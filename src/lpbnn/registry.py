@@ -55,6 +55,17 @@ def entries(package: str, table: str, mentioning: str = "") -> dict[str, Any]:
     return found
 
 
+def entry(package: str, table: str, name: str, kind: type[T]) -> T | None:
+    """Return the entry of a name, MODULE:NAME too; None if no module of the package declares it."""
+    if is_outside(name):
+        return find(name, table, kind)
+    for mentioning in (name, ""):  # the file that declares it, as a rule
+        known = entries(package, table, mentioning)
+        if name in known:
+            return known[name]
+    return None
+
+
 def did_you_mean(given: object, known: Iterable[str]) -> str:
     """Return a sentence that names the nearest of the known names, or nothing.
 

@@ -16,7 +16,7 @@ import lpbnn
 from lpbnn import backbones
 from lpbnn.backbones._decoder import ASPP, StandardisedConv2d, Style
 from lpbnn.backbones.deeplab import DeepLab, Encoder
-from lpbnn.backbones.resnet import DEPTHS, Trunk
+from lpbnn.backbones.resnet import Trunk
 from lpbnn.cli.options import Start, with_options
 from lpbnn.members.ensemble import MemberEnsemble
 from lpbnn.training.config import RunConfig
@@ -102,9 +102,7 @@ def test_the_dilated_encoder_is_the_strided_one_on_a_finer_grid(
     depth: int, stride_in: Any, output_stride: int, size: tuple[int, int]
 ) -> None:
     """What the stride leaves of the dense map is the strided map: published weights mean the same."""
-    block, blocks = DEPTHS[depth]
-    shape: dict[str, Any] = {"block": block, "blocks": blocks, "width": 2}
-    strided = settle(Trunk(stem="imagenet", stride_in=stride_in, **shape).double())
+    strided = settle(Trunk(stem="imagenet", stride_in=stride_in, depth=depth, width=2).double())
     dense = Encoder(3, output_stride, stride_in, depth=depth, width=2).double().eval()
     dense.load_state_dict(strided.state_dict())
     x, step = pictures(*size).double(), 32 // output_stride

@@ -97,12 +97,8 @@ def load(name: str) -> Entry:
     ...
     ValueError: unknown backbone 'resnet-18'. Did you mean 'resnet18'? Known: deeplab, ...
     """
-    if registry.is_outside(name):
-        return registry.find(name, "NETS", Entry)
-    for mentioning in (name, ""):  # the file that declares it, as a rule
-        known = registry.entries(__name__, "NETS", mentioning)
-        if name in known:
-            return known[name]
+    if (found := registry.entry(__name__, "NETS", name, Entry)) is not None:
+        return found
     for module in registry.modules(__name__):
         parse = getattr(sys.modules[f"{__name__}.{module}"], "parse", None)
         if parse is not None and (entry := parse(name)) is not None:

@@ -22,7 +22,6 @@ in this folder), and ``net.loaded`` then says what matched. ``stride_in`` must b
 """
 
 from functools import partial
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -30,7 +29,7 @@ from lpbnn.backbones import Entry
 from lpbnn.backbones._decoder import GROUP, Decoder, Norm, Style, resize
 from lpbnn.backbones._parts import initialise
 from lpbnn.backbones.pretrained import Loaded, load_weights
-from lpbnn.backbones.resnet import DEPTHS, StrideIn, Trunk
+from lpbnn.backbones.resnet import StrideIn, Trunk
 
 _DILATED = {8: 2, 16: 1}  # output stride: how many of the encoder's stages are dilated
 _RATES = (6, 12, 18)  # of ASPP at output stride 16; twice as large where the map is twice as fine
@@ -58,10 +57,8 @@ class Encoder(Trunk):
             raise ValueError(f"deeplab: output_stride is {output_stride!r}; expected 8 or 16")
         if isinstance(width, bool) or not isinstance(width, int) or width < 1:
             raise ValueError(f"deeplab: width is {width!r}; expected an integer >= 1")
-        block, blocks = DEPTHS[depth]
-        shape: dict[str, Any] = {"block": block, "blocks": blocks, "width": width}
-        dilated = _DILATED[output_stride]
-        super().__init__(in_channels, "imagenet", stride_in=stride_in, dilated=dilated, **shape)
+        shape = {"depth": depth, "width": width, "dilated": _DILATED[output_stride]}
+        super().__init__(in_channels, "imagenet", stride_in=stride_in, **shape)
         initialise(self)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:

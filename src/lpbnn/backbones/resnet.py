@@ -13,7 +13,7 @@ Stages may be *dilated*: instead of a stride the kernels of the following layers
 stays as fine as it was, and every other position of it is what the stride would have left.
 """
 
-from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 from torch import Tensor, nn
@@ -122,7 +122,7 @@ class Trunk(nn.Module):
     ``dilated`` is the number of last stages that are dilated, ``width`` the channels of the stem.
 
     >>> import torch
-    >>> trunk = Trunk(stem="imagenet", block=BasicBlock, blocks=(2, 2, 2, 2), width=8, dilated=1)
+    >>> trunk = Trunk(stem="imagenet", depth=18, width=8, dilated=1)
     >>> [tuple(y.shape[1:]) for y in trunk.maps(torch.zeros(1, 3, 64, 64))]
     [(8, 16, 16), (16, 8, 8), (32, 4, 4), (64, 4, 4)]
     """
@@ -134,12 +134,12 @@ class Trunk(nn.Module):
         dropout: float = 0.0,
         stride_in: StrideIn = "3x3",
         *,
-        block: Block,
-        blocks: Blocks,
+        depth: int,
         width: int = 64,
         dilated: int = 0,
     ) -> None:
         super().__init__()
+        block, blocks = DEPTHS[depth]
         if stem not in ("cifar", "imagenet"):
             raise ValueError(f"resnet: stem is {stem!r}; expected 'cifar' or 'imagenet'")
         if stride_in not in ("3x3", "1x1"):
@@ -172,8 +172,16 @@ class Trunk(nn.Module):
 class ResNet(Trunk, Backbone):
     """Four stages of residual blocks under either stem.
 
+    Args:
+        num_outputs: classes, or outputs of a regression.
+        in_channels: of the pictures.
+        stem: "cifar" for pictures of 32x32, "imagenet" for large ones.
+        dropout: rate inside every block.
+        stride_in: the convolution of a bottleneck that has the stride: "3x3" as in torchvision.
+        depth: 18, 34 or 50; part of the name.
+
     >>> import torch
-    >>> net = ResNet(10, block=BasicBlock, blocks=(2, 2, 2, 2))
+    >>> net = ResNet(10, depth=18)
     >>> net.features(torch.zeros(1, 3, 32, 32)).shape
     torch.Size([1, 512])
     """
@@ -186,10 +194,9 @@ class ResNet(Trunk, Backbone):
         dropout: float = 0.0,
         stride_in: StrideIn = "3x3",
         *,
-        block: Block,
-        blocks: Blocks,
+        depth: int,
     ) -> None:
-        super().__init__(in_channels, stem, dropout, stride_in, block=block, blocks=blocks)
+        super().__init__(in_channels, stem, dropout, stride_in, depth=depth)
         self.head = nn.Linear(self.out_channels[-1], num_outputs)
         initialise(self)
 
@@ -198,33 +205,13 @@ class ResNet(Trunk, Backbone):
         return global_average(self.maps(x)[-1])
 
 
-def _named(depth: int) -> Callable[..., ResNet]:
-    """A builder whose options are those a user may set; the depth is part of the name."""
-    block, blocks = DEPTHS[depth]
-
-    def build(
-        num_outputs: int,
-        in_channels: int,
-        stem: Stem = "cifar",
-        dropout: float = 0.0,
-        stride_in: StrideIn = "3x3",
-    ) -> ResNet:
-        """Build the network.
-
-        Args:
-            stem: "cifar" for pictures of 32x32, "imagenet" for large ones.
-            dropout: rate inside every block.
-            stride_in: the convolution of a bottleneck that has the stride: "3x3" as in torchvision.
-        """
-        return ResNet(
-            num_outputs, in_channels, stem, dropout, stride_in, block=block, blocks=blocks
-        )
-
-    return build
-
-
 NETS = {
-    "resnet18": Entry("ResNet-18, 32x32 stem by default, 11.2 M parameters", _named(18)),
-    "resnet34": Entry("ResNet-34, 32x32 stem by default, 21.3 M parameters", _named(34)),
-    "resnet50": Entry("ResNet-50, 32x32 stem by default, 23.5 M parameters", _named(50)),
+    name: Entry(
+        f"ResNet-{depth}, 32x32 stem by default, {size} M parameters", partial(ResNet, depth=depth)
+    )
+    for name, depth, size in (
+        ("resnet18", 18, 11.2),
+        ("resnet34", 34, 21.3),
+        ("resnet50", 50, 23.5),
+    )
 }

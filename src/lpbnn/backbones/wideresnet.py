@@ -7,7 +7,7 @@ convolutions; where the shape changes, the shortcut is a 1x1 convolution of the 
 """
 
 import re
-from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -45,6 +45,13 @@ class Block(nn.Module):
 
 class WideResNet(Backbone):
     """A Wide ResNet of any valid depth and width factor.
+
+    Args:
+        num_outputs: classes, or outputs of a regression.
+        in_channels: of the pictures.
+        dropout: rate inside every block.
+        depth: 6 n + 4; part of the name, as the width is.
+        width: factor of the channels 16, 32 and 64.
 
     >>> net = WideResNet(10, depth=28, width=10)
     >>> sum(p.numel() for p in net.parameters())
@@ -99,21 +106,7 @@ def parse(name: str) -> Entry | None:
     description = (
         f"Wide ResNet of depth {depth} and width factor {width}, pre-activation, 32x32 stem"
     )
-    return Entry(description, _named(depth, width))
-
-
-def _named(depth: int, width: int) -> Callable[..., WideResNet]:
-    """A builder without depth and width among its options: they are part of the name."""
-
-    def build(num_outputs: int, in_channels: int, dropout: float = 0.0) -> WideResNet:
-        """Build the network.
-
-        Args:
-            dropout: rate inside every block.
-        """
-        return WideResNet(num_outputs, in_channels, dropout, depth=depth, width=width)
-
-    return build
+    return Entry(description, partial(WideResNet, depth=depth, width=width))
 
 
 def _check(depth: int, width: int) -> None:
@@ -128,9 +121,10 @@ def _check(depth: int, width: int) -> None:
 
 
 NETS = {
-    "small-cnn": Entry("residual ConvNet for 8x8 digits, 77,562 parameters", _named(10, 1)),
-    "wrn-16-4": Entry("Wide ResNet for quick CIFAR runs, 2.7 M parameters", _named(16, 4)),
-    "wrn-28-10": Entry(
-        "Wide ResNet of the paper's CIFAR tables, 36.5 M parameters", _named(28, 10)
-    ),
+    name: Entry(description, partial(WideResNet, depth=depth, width=width))
+    for name, depth, width, description in (
+        ("small-cnn", 10, 1, "residual ConvNet for 8x8 digits, 77,562 parameters"),
+        ("wrn-16-4", 16, 4, "Wide ResNet for quick CIFAR runs, 2.7 M parameters"),
+        ("wrn-28-10", 28, 10, "Wide ResNet of the paper's CIFAR tables, 36.5 M parameters"),
+    )
 }

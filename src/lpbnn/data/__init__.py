@@ -309,10 +309,6 @@ def download(name: str, root: str | Path | None = None) -> Splits:
 
 def entry(name: str) -> Entry:
     """The entry of a data set; an unknown name is answered with the nearest one."""
-    if registry.is_outside(name):
-        return registry.find(name, "SETS", Entry)
-    for mentioning in (name, ""):  # the file that declares it, as a rule
-        known = registry.entries(__name__, "SETS", mentioning)
-        if name in known:
-            return known[name]
+    if (found := registry.entry(__name__, "SETS", name, Entry)) is not None:
+        return found
     raise registry.unknown("data set", name, entries())
