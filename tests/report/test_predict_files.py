@@ -15,7 +15,7 @@ from lpbnn.data import Dataset, load
 from lpbnn.data.files import read_images
 from lpbnn.predict import predict
 from lpbnn.report import predict_files
-from lpbnn.report.predict_files import Question, answered, classified, segmented
+from lpbnn.report.predict_files import Question, answered, segmented
 from lpbnn.training import RunConfig
 from lpbnn.training.build import DataInfo, build_model
 from lpbnn.training.rundir import RunDir
@@ -62,7 +62,7 @@ def test_many_pictures_go_through_the_network_in_parts(
         monkeypatch.setattr(predict_files, "AT_ONCE", at_once)
         sizes.clear()
         out = tmp_path / f"{at_once}.JSON"
-        classified(Question(model, info, samples=2), paths, out)
+        answered(Question(model, info, samples=2), paths, out)
         found.append(json.loads(out.read_text()))
     assert max(sizes) <= 6
     for whole, parted in zip(*found, strict=True):
@@ -137,8 +137,8 @@ def test_a_run_with_conformal_scores_names_the_classes_of_the_set(tmp_path: Path
     for path in paths:
         Image.effect_noise((8, 8), 90).save(path)
     ask = Question(model, info, conformal=(conformal, 0.5))
-    table = classified(ask, paths, tmp_path / "a.json")
-    classified(ask, paths, tmp_path / "a.csv")
+    table = answered(ask, paths, tmp_path / "a.json")
+    answered(ask, paths, tmp_path / "a.csv")
     sets = predict(model, info.normalise(read_images(paths, info.shape))).sets(conformal, 0.5)
     expected = [[info.classes[c] for c in row.nonzero().flatten()] for row in sets]
     assert [row["set"] for row in json.loads((tmp_path / "a.json").read_text())] == expected

@@ -20,6 +20,7 @@ from lpbnn.backbones.deeplab import DeepLab
 from lpbnn.calibration.conformal import Conformal
 from lpbnn.data.files import header, read_images, read_scene, scaled
 from lpbnn.model import UncertainModel
+from lpbnn.predict import Prediction
 from lpbnn.report.formats import as_cell
 from lpbnn.report.pictures import round_top
 from lpbnn.training import EvalConfig, RunConfig
@@ -27,7 +28,7 @@ from lpbnn.training.build import DataInfo
 from lpbnn.training.evaluator import Predictor
 from lpbnn.training.files import finite, printable
 
-COLUMNS = ("label", "confidence", "total", "aleatoric", "epistemic", "ood_score")
+NUMBERS = ("confidence", "total", "aleatoric", "epistemic", "ood_score")
 UNSURE = 0.5  # confidence below which no class has the majority
 AT_ONCE = 256  # images, each for one member, in the network: a folder of thousands fits the memory
 SHOWN = 4  # classes named in the terminal
@@ -62,6 +63,7 @@ class Question(Predictor):
         config = RunConfig(seed=seed, evaluate=EvalConfig(samples=samples, chunk=chunk))
         super().__init__(model, data, config)
         self.data = data
+        self.digits = ".4g" if data.task == "regression" else ".3f"
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -85,74 +87,62 @@ def answered(ask: Question, images: Sequence[Path], out: Path | None = None) -> 
     require_answerable(ask.data)
     if ask.data.task == "segmentation":
         return segmented(ask, images, out)
-    return (estimated if ask.data.task == "regression" else classified)(ask, images, out)
-
-
-def classified(ask: Question, images: Sequence[Path], out: Path | None = None) -> Table:
-    """The label of every image, how sure, and how much of the doubt is ignorance.
-
-    A run with conformal scores names the classes of the prediction set. With ``out``, a .csv or .json file,
-    also the probability of every class, as exact as it was computed.
-    """
     _require_writable(out, ask.data.task)
     p = ask(read_images(images, ask.data.shape))
-    parts = [p.confidence, p.total, p.aleatoric, p.epistemic, p.ood_score]
-    numbers = torch.stack(parts, 1).tolist()
-    inside = None
-    if ask.conformal is not None:
-        conformal, level = ask.conformal
-        inside = p.sets(conformal, level)
-    answers: list[Answer] = []
-    for path, label, row, probs in zip(images, p.labels, numbers, p.probs.tolist(), strict=True):
-        values = (str(path), ask.classes[int(label)], *row)
-        answer: Answer = dict(zip(("file", *COLUMNS), values, strict=True))
-        if inside is not None:
-            number = len(answers)
-            answer["set"] = [ask.classes[c] for c in inside[number].nonzero().flatten().tolist()]
-        answers.append(answer | {"probabilities": dict(zip(ask.classes, probs, strict=True))})
-    return _tabled(answers, ".3f", out, ", with the probability of every class")
-
-
-def estimated(ask: Question, images: Sequence[Path], out: Path | None = None) -> Table:
-    """The number that every image is said to have, and its standard deviation, in the targets' own unit.
-
-    The variance is the sum of an aleatoric and an epistemic one. Several targets are numbered from 1.
-    """
-    _require_writable(out, ask.data.task)
-    p = ask(read_images(images, ask.data.shape))
-    spreads = {"std": p.total, "aleatoric_std": p.aleatoric, "epistemic_std": p.epistemic}
-    parts = {"mean": p.mean * ask.data.target_std + ask.data.target_mean}
-    parts |= {name: part.sqrt() * ask.data.target_std for name, part in spreads.items()}
-    if ask.conformal is not None:
-        conformal, level = ask.conformal
-        for name, bound in zip(("lower", "upper"), p.interval(level, conformal), strict=True):
-            parts[name] = bound * ask.data.target_std + ask.data.target_mean
-    targets = range(p.mean.shape[1])
-    names = [f"{name} {k + 1}" if len(targets) > 1 else name for k in targets for name in parts]
-    columns = [part[:, k] for k in targets for part in parts.values()]
-    rows = torch.stack([*columns, p.ood_score], 1).tolist()
-    answers = [
-        dict(zip(("file", *names, "ood_score"), (str(path), *row), strict=True))
-        for path, row in zip(images, rows, strict=True)
-    ]
-    return _tabled(answers, ".4g", out)
-
-
-def _tabled(answers: Sequence[Answer], digits: str, out: Path | None, more: str = "") -> Table:
-    """Answers for the terminal; and as a file, with ``more`` in it."""
-    _, *columns = (name for name in answers[0] if name != "probabilities")
-    table = Table(Column("image", overflow="fold"), *columns)
+    numbers = ask.data.task == "regression"
+    columns = {"file": list(map(str, images)), **(_estimates if numbers else _classes)(ask, p)}
+    answers = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    shown = [name for name in columns if name not in ("file", "probabilities")]
+    table = Table(Column("image", overflow="fold"), *shown)
     for answer in answers:
-        row = (_as_text(answer[name]) for name in ("file", *columns))
+        cells = (_as_text(answer[name]) for name in ("file", *shown))
         table.add_row(
-            *(escape(printable(x)) if isinstance(x, str) else format(x, digits) for x in row)
+            *(
+                escape(printable(cell)) if isinstance(cell, str) else format(cell, ask.digits)
+                for cell in cells
+            )
         )
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         text = WRITERS[out.suffix.lower()](answers)
         write_atomic(out, text.encode(errors="backslashreplace"))  # names of files can be any bytes
+        more = "" if numbers else ", with the probability of every class"
         table.caption = f"Written to {escape(printable(str(out)))}{more}"
     return table
+
+
+def _classes(ask: Question, p: Prediction) -> dict[str, list[Any]]:
+    """The label of every image, how sure, and how much of the doubt is ignorance; all probabilities.
+
+    A run with conformal scores names the classes of the prediction set.
+    """
+    found: dict[str, list[Any]] = {"label": [ask.classes[int(label)] for label in p.labels]}
+    found |= {name: getattr(p, name).tolist() for name in NUMBERS}
+    if ask.conformal is not None:
+        sets = p.sets(ask.conformal[0], ask.conformal[1])
+        found["set"] = [[ask.classes[c] for c in one.nonzero().flatten().tolist()] for one in sets]
+    rows = p.probs.tolist()  # as exact as they were computed
+    found["probabilities"] = [dict(zip(ask.classes, probs, strict=True)) for probs in rows]
+    return found
+
+
+def _estimates(ask: Question, p: Prediction) -> dict[str, list[Any]]:
+    """The number that every image is said to have, and its standard deviation, in the targets' own unit.
+
+    The variance is the sum of an aleatoric and an epistemic one. Several targets are numbered from 1.
+    """
+    std, mean = ask.data.target_std, ask.data.target_mean
+    spreads = {"std": p.total, "aleatoric_std": p.aleatoric, "epistemic_std": p.epistemic}
+    parts = {"mean": p.mean * std + mean}
+    parts |= {name: part.sqrt() * std for name, part in spreads.items()}
+    if ask.conformal is not None:
+        bounds = p.interval(ask.conformal[1], ask.conformal[0])
+        parts |= dict(zip(("lower", "upper"), (b * std + mean for b in bounds), strict=True))
+    found: dict[str, list[Any]] = {}
+    for k in range(p.mean.shape[1]):
+        number = f" {k + 1}" if p.mean.shape[1] > 1 else ""
+        found |= {f"{name}{number}": part[:, k].tolist() for name, part in parts.items()}
+    return {**found, "ood_score": p.ood_score.tolist()}
 
 
 def _as_text(value: Any) -> Any:

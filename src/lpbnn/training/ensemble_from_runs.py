@@ -61,12 +61,12 @@ def ensemble_from_runs(
     >>> results["method"], results["cost"]["members"], results["train"]["joined"][1]["seed"]
     ('ensemble', 2, 1)
     """
+    members = [_read(RunDir(run)) for run in runs]  # first: a folder of runs is told apart
     if len(runs) < 2:
         given = f"got {runs[0]} alone" if runs else "got none"
         raise RunError(
             f"an ensemble is joined from two runs or more; {given}. Fix: lpbnn join RUN RUN ... -o DIR"
         )
-    members = [_read(RunDir(run)) for run in runs]
     _require_alike(members)
     for member in members:
         member.folder.require_trust(trust)
