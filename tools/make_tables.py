@@ -26,15 +26,17 @@ TABLES = {
     "segmentation": ("camvid-anomaly-fast",),
     "stability": ("cifar10-stability", "digits-stability"),
     "digits": ("digits-demo", "digits-variants"),
-    "cifar10-settings": ("cifar10-held-out", "cifar10-tradeoff"),
-    "cifar100-settings": ("cifar100-draws", "cifar100-held-out", "cifar100-tradeoff"),
+    "settings": (
+        *("cifar10-held-out", "cifar10-tradeoff"),
+        *("cifar100-draws", "cifar100-held-out", "cifar100-tradeoff"),
+    ),
 }
 # Tables of the paper that have figures of single images; the arrays of other runs are in the archive alone.
 FIGURES = ("cifar10", "cifar100", "segmentation")
 # Folders whose runs are too few for a table.
 WAITING = ("fair-cifar100",)
 # Measurements of other kinds, one line for each file.
-LINES = {"benchmarks": "bench", "searches": "search"}
+LINES = ("bench", "search")
 # Notes on records, which are not edited.
 NOTES = {
     "cifar100-fast/cifar100-fast-wrn-16-4-duq-0.json": (
@@ -119,10 +121,10 @@ def csv_text(content: Mapping[str, bytes], folders: tuple[str, ...]) -> str:
     return buffer.getvalue()
 
 
-def lines_text(content: Mapping[str, bytes], folder: str) -> str:
-    """Return the files of a folder as JSON lines: ``{"file": ..., "content": ...}``."""
+def lines_text(content: Mapping[str, bytes]) -> str:
+    """Return the files of ``LINES`` as JSON lines: ``{"file": ..., "content": ...}``."""
     lines = []
-    for name in sorted(n for n in content if n.startswith(f"{folder}/")):
+    for name in sorted(name for name in content if name.partition("/")[0] in LINES):
         text = content[name].decode()
         held = json.loads(text) if name.endswith(".json") else text
         lines.append(json.dumps({"file": name, "content": held}, ensure_ascii=False) + "\n")
@@ -152,7 +154,7 @@ def arrays(content: Mapping[str, bytes], folders: tuple[str, ...]) -> dict[str, 
 
 def outputs(content: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of every file that is made from the archive."""
-    known = {folder for folders in TABLES.values() for folder in folders} | {*LINES.values()}
+    known = {folder for folders in TABLES.values() for folder in folders} | {*LINES}
     known |= {fair.FOLDER, *WAITING}
     if unknown := sorted({name.partition("/")[0] for name in content} - known):
         raise ValueError(
@@ -162,8 +164,7 @@ def outputs(content: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
     for table, folders in TABLES.items():
         yield f"{table}.csv", csv_text(content, folders)
     yield f"{fair.FOLDER}.csv", fair.csv_text(content)
-    for name, folder in LINES.items():
-        yield f"{name}.jsonl", lines_text(content, folder)
+    yield "benchmarks.jsonl", lines_text(content)
 
 
 def _same(one: np.ndarray, other: np.ndarray) -> bool:
