@@ -458,21 +458,11 @@ def intervals(groups: Sequence[Group]) -> Panels | None:
     return _panels(groups, drawn, "coverage")
 
 
-class Posterior(NamedTuple):
-    """The learned posterior of one layer of a method."""
+def posterior(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """One layer's fast weights under the learned posterior: their correlation, their spread.
 
-    group: Group
-    layer: str
-    inputs: int
-    draw: float
-    """Mean standard deviation of a draw."""
-    members: float | None
-    """Mean standard deviation between members."""
-    figures: Sequence[Figure]
-
-
-def posterior(groups: Sequence[Group]) -> list[Posterior]:
-    """One layer's fast weights under the learned posterior: their correlation, their spread."""
+    ``draw`` is the mean standard deviation of a draw, ``members`` that between members.
+    """
     found = []
     for group in groups:
         arrays = group.shown.arrays
@@ -491,7 +481,8 @@ def posterior(groups: Sequence[Group]) -> list[Posterior]:
             plots.posterior_factors(axes, mean[:, some], std[:, some], color=colour(group.index))
         members = float(mean.std(0, ddof=1).mean()) if len(mean) > 1 else None
         figures = (Figure(correlation.svg), Figure(factors.svg))
-        found.append(Posterior(group, layer, len(matrix), float(std.mean()), members, figures))
+        facts = {"inputs": len(matrix), "draw": float(std.mean()), "members": members}
+        found.append({"group": group, "layer": layer, **facts, "figures": figures})
     return found
 
 

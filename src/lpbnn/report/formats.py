@@ -4,7 +4,6 @@ import csv
 import io
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -65,19 +64,18 @@ def _markdown_cell(row: Row, column: Column) -> str:
 
 def latex(table: Table) -> str:
     r"""The table for a paper: ``booktabs``, best bold, second best underlined, notes as comments."""
-    parts = [(part, len(list(same))) for part, same in groupby(table.columns, lambda c: c.part)]
     lines = [f"% {line}" for line in (table.title, *table.explanations())]
     lines += [rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}", r"\toprule"]
-    if any(part for part, _ in parts):
+    if any(part for part, _ in table.parts):
         heads = [
-            rf"\multicolumn{{{n}}}{{c}}{{{latex_text(part.partition(',')[0])}}}"
-            for part, n in parts
+            rf"\multicolumn{{{len(own)}}}{{c}}{{{latex_text(part.partition(',')[0])}}}"
+            for part, own in table.parts
         ]
         lines.append(" & ".join(["", *heads]) + r" \\")
         first = 2
-        for part, n in parts:
-            lines += [rf"\cmidrule(lr){{{first}-{first + n - 1}}}"] * bool(part)
-            first += n
+        for part, own in table.parts:
+            lines += [rf"\cmidrule(lr){{{first}-{first + len(own) - 1}}}"] * bool(part)
+            first += len(own)
     heads = ["Method", *(latex_text(column.info.head) for column in table.columns)]
     lines += [" & ".join(heads) + r" \\", r"\midrule"]
     for row in table.rows:
@@ -225,7 +223,7 @@ def _pages(table: Table, room: int, stacked: bool) -> list[list[list[Text]]]:
     """
     pages: list[list[list[Text]]] = [[]]
     left = room
-    for _, columns in groupby(table.columns, lambda column: column.part):
+    for _, columns in table.parts:
         blocks = [
             _aligned([_head(column), *(_cell(r, column, table, stacked) for r in table.rows)])
             for column in columns

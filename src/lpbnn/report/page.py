@@ -5,8 +5,6 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
-from importlib import metadata
-from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,13 +13,14 @@ from markupsafe import Markup
 from rich.console import Console
 from rich.markup import escape
 
+import lpbnn
 from lpbnn.atomic import write_atomic
 from lpbnn.report import figures, gallery, tables
 from lpbnn.report.colours import COLOURS, MARKERS, assign
 from lpbnn.report.results import fitting
 from lpbnn.report.runs import Group, Run, by_data, grouped, plural, read_runs
 from lpbnn.report.settings import made
-from lpbnn.report.tables import RULE, Column, PaperTable, Table
+from lpbnn.report.tables import RULE, PaperTable, Table
 from lpbnn.report.verdict import in_words, verdict
 from lpbnn.training.rundir import RunDir
 
@@ -130,7 +129,7 @@ def page(
             script=script,
             style=style,
             digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-            version=_version(),
+            version=lpbnn.__version__,
             count=plural(len(runs), "run"),
         )
     )
@@ -165,13 +164,14 @@ def chapter(
         Section("posterior", "Posterior", figures.posterior(groups)),
         Section("settings", "How it was made", made(groups)),
     ]
-    shown = [section for section in sections if section.name == "comparison" or _has(section.data)]
+    shown = [
+        section
+        for section in sections
+        if section.name == "comparison"
+        or (section.data.columns if isinstance(section.data, Table) else section.data)
+    ]
     figure = trade_offs[0] if trade_offs else None
     return Chapter(data, prefix, _lead(groups), verdict(groups, comparison, cost), figure, shown)
-
-
-def _has(data: Any) -> bool:
-    return bool(data.columns if isinstance(data, Table) else data)
 
 
 def _in_or_out(groups: Sequence[Group]) -> dict[str, Any]:
@@ -199,7 +199,6 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     found.globals |= {"COLOURS": COLOURS, "MARKERS": MARKERS, "RULE": RULE, "plural": plural}
-    found.filters |= {"parts": _parts, "starts": _starts}
     return found
 
 
@@ -208,16 +207,6 @@ def _own(name: str) -> Markup:
     loader = _templates().loader
     assert loader is not None
     return Markup(loader.get_source(_templates(), name)[0])
-
-
-def _parts(columns: Sequence[Column]) -> list[tuple[str, int]]:
-    """The sets that columns belong to, and how many columns each has."""
-    return [(part, len(list(same))) for part, same in groupby(columns, lambda c: c.part)]
-
-
-def _starts(columns: Sequence[Column]) -> set[str]:
-    """The first column of every part but the first, which gets a thin line before it."""
-    return {one.key for before, one in pairwise(columns) if one.part != before.part}
 
 
 def _lead(groups: Sequence[Group]) -> str:
@@ -232,10 +221,3 @@ def _lead(groups: Sequence[Group]) -> str:
     failed = f" {plural(diverged, 'run')} diverged." if diverged else ""
     what = f"{info.name} ({info.description})" if info.description else info.name
     return f"{counts} of {networks} on {what}.{failed}"
-
-
-def _version() -> str:
-    try:
-        return metadata.version("lpbnn")
-    except metadata.PackageNotFoundError:
-        return ""

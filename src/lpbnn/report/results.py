@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Required
+from typing import Any, Required
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -88,18 +88,12 @@ class _Config(TypedDict):
 _RESULTS, _CONFIG = TypeAdapter(_Results), TypeAdapter(_Config)
 
 
-class Stored(NamedTuple):
-    """The JSON files of a finished run."""
+def read(
+    folder: RunDir,
+) -> tuple[dict[str, Any], dict[str, Any], DataInfo, list[dict[str, Any]]]:
+    """Return config, results, data and sessions of a finished run.
 
-    config: dict[str, Any]
-    """With the settings of the last evaluation. Options that no method has any more are left in it."""
-    results: dict[str, Any]
-    data: DataInfo
-    sessions: list[dict[str, Any]]
-
-
-def read(folder: RunDir) -> Stored:
-    """Read a finished run.
+    The config has the settings of the last evaluation. Options that no method has any more are left in it.
 
     Raises:
         RunError: if a file is missing or does not fit this version of lpbnn.
@@ -115,7 +109,7 @@ def read(folder: RunDir) -> Stored:
     config = _printable(folder.read_json(CONFIG)) | {"evaluate": results.get("evaluate")}
     _check(_CONFIG, config, folder / CONFIG)
     data = from_data(DataInfo, _printable(to_data(folder.data())))
-    return Stored(config, results, data, _printable(folder.sessions()))
+    return config, results, data, _printable(folder.sessions())
 
 
 def _check(expected: TypeAdapter[Any], found: Mapping[str, Any], path: Path) -> None:

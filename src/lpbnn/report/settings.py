@@ -1,8 +1,7 @@
 """How the runs were made: settings, environment, data, commands."""
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -20,25 +19,14 @@ from lpbnn.report.runs import (
 from lpbnn.training.rundir import CONFIG
 
 
-@dataclass(frozen=True)
-class Made:
-    """How the runs of a chapter were made."""
+def made(groups: Sequence[Group]) -> dict[str, Any]:
+    """How the runs of a chapter were made.
 
-    titles: Sequence[str]
-    rows: Sequence[tuple[Group, Sequence[str]]]
-    """A row for each method, with its values of ``titles``."""
-    same: Mapping[str, str]
-    """Settings that all share."""
-    data: Mapping[str, str]
-    environment: Mapping[str, str]
-    commands: Sequence[tuple[str, Sequence[tuple[str, int]]]]
-    """Words, then the commands that they are about, each with its number of runs."""
-    again: str
-    """The command that repeats a run; empty if none was trained."""
-
-
-def made(groups: Sequence[Group]) -> Made:
-    """Settings, data, environment and commands."""
+    Returns:
+        ``rows``, one for each method with its values of ``titles``; the settings that are the ``same`` for
+        all; ``data`` and ``environment``; ``commands``: words, then the commands that they are about, each
+        with its number of runs; and ``again``, the command that repeats a run, empty if none was trained.
+    """
     runs = [run for group in groups for run in group.runs]
     different = varying([g.settings for g in groups])
     telling = [key for key in different if not _apart(key)]
@@ -63,15 +51,15 @@ def made(groups: Sequence[Group]) -> Made:
     measured = [run.at("measured_again", "command") for run in runs]
     words = {"As they were started": started, "Measured again since": measured}
     typed = ((w, counted((c for c in given if c), shlex.join)) for w, given in words.items())
-    return Made(
-        titles=("Seeds", "Members", "Options other than the defaults", *telling),
-        rows=rows,
-        same=same,
-        data=_data(runs),
-        environment=_environment(runs),
-        commands=[(words, commands) for words, commands in typed if commands],
-        again=_again(runs),
-    )
+    return {
+        "titles": ("Seeds", "Members", "Options other than the defaults", *telling),
+        "rows": rows,
+        "same": same,
+        "data": _data(runs),
+        "environment": _environment(runs),
+        "commands": [(words, commands) for words, commands in typed if commands],
+        "again": _again(runs),
+    }
 
 
 def _apart(key: str) -> bool:

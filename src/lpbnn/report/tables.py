@@ -10,6 +10,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
@@ -303,6 +304,16 @@ class Table:
     def legend(self) -> list[MetricInfo]:
         """Each metric once, in the order of the columns."""
         return list({column.info.key: column.info for column in self.columns}.values())
+
+    @property
+    def parts(self) -> list[tuple[str, list[Column]]]:
+        """The sets that columns belong to, with their columns."""
+        return [(part, list(same)) for part, same in groupby(self.columns, lambda c: c.part)]
+
+    @property
+    def starts(self) -> set[str]:
+        """The first column of every part but the first, which gets a thin line before it."""
+        return {columns[0].key for _, columns in self.parts[1:]}
 
     @property
     def marked(self) -> bool:
