@@ -54,7 +54,7 @@ def flops(
 ) -> None:
     """Operations by torch's counter, for every J; nothing is computed (docs/results/cost.md)."""
     for setup in map(setup_of, backbones):
-        console.print(tables.flops(setup, operations.count(setup, method, members)))
+        console.print(operations.table(setup, method, members))
 
 
 def show(

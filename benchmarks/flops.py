@@ -6,12 +6,13 @@ The models are on the meta device: nothing is computed, whatever the size of the
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import torch
+from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
-from lpbnn.bench import PLAIN, Setup
+from benchmarks.tables import name_of
+from lpbnn.bench import PLAIN, Setup, text_table
 from lpbnn.model import UncertainModel
 from lpbnn.predict import predict
 
@@ -40,18 +41,27 @@ def parameters(setup: Setup, method: str, members: int = 1) -> int:
     return sum(p.numel() for p in _model(setup, method, members).parameters())
 
 
-def count(setup: Setup, method: str, members: Sequence[int]) -> list[dict[str, Any]]:
-    """Return one row for plain and for each J: operations and parameters."""
-    return [
-        {
-            "method": name,
-            "members": number,
-            "train": train_operations(setup, name, number),
-            "predict": predict_operations(setup, name, number),
-            "parameters": parameters(setup, name, number),
-        }
-        for name, number in ((PLAIN, 1), *((method, number) for number in members))
+def table(setup: Setup, method: str, members: Sequence[int]) -> Table:
+    """Return the operations and parameters of plain, absolute, and of each J relative to it."""
+    counts = (train_operations, predict_operations, parameters)
+    rows = [
+        (name, j, *(count(setup, name, j) for count in counts))
+        for name, j in ((PLAIN, 1), *((method, j) for j in members))
     ]
+    _, _, train, predicted, size = rows[0]
+    cells = [
+        [
+            name_of(name),
+            str(j),
+            f"{own / 1e12:.4g} ({own / train:.4f})",
+            f"{answer / 1e12:.4g} ({answer / predicted:.3f})",
+            f"{(stored - size) / 1e6:.3g}",
+        ]
+        for name, j, own, answer, stored in rows
+    ]
+    title = f"{setup.backbone}, input {setup.input}, batch {setup.batch} / {setup.test_batch or setup.batch}"
+    head = ("method", "J", "train, T operations", "predict, T operations", "added parameters, M")
+    return text_table(head, cells, title=title)
 
 
 @lru_cache(maxsize=1)  # the three counts of a row are of one model

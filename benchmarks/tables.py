@@ -6,12 +6,11 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from benchmarks.networks import Record
 from lpbnn import bench
-from lpbnn.bench import PLAIN, Row, Setup, ratio
+from lpbnn.bench import PLAIN, Row, ratio
 from lpbnn.report.runs import title
 
 COLUMNS = bench.COLUMNS | {
@@ -62,10 +61,7 @@ def grouped(records: Sequence[Record]) -> dict[str, list[Row]]:
 
 def networks(records: Sequence[Record]) -> list[Table]:
     """Return a table for every network and mode."""
-    return [
-        bench.table(rows, COLUMNS, title=name, title_justify="left")
-        for name, rows in grouped(records).items()
-    ]
+    return [bench.table(rows, COLUMNS, title=name) for name, rows in grouped(records).items()]
 
 
 def table_3(record: Record) -> Table:
@@ -79,25 +75,8 @@ def table_3(record: Record) -> Table:
         pairs = [(ratio(row, cost), theirs) for cost, theirs in zip(COSTS, paper, strict=True)]
         numbers = ["" if x is None else f"{x:.2f}" for pair in pairs for x in pair]
         cells.append([name_of(method), *numbers])
-    return _table(f"Table 3, relative to plain, {rows[0]['case']['mode']}", head, cells)
-
-
-def flops(setup: Setup, rows: Sequence[dict[str, Any]]) -> Table:
-    """Return operations relative to plain, whose row is the first and absolute."""
-    plain = rows[0]
-    cells = [
-        [
-            name_of(row["method"]),
-            str(row["members"]),
-            f"{row['train'] / 1e12:.4g} ({row['train'] / plain['train']:.4f})",
-            f"{row['predict'] / 1e12:.4g} ({row['predict'] / plain['predict']:.3f})",
-            f"{(row['parameters'] - plain['parameters']) / 1e6:.3g}",
-        ]
-        for row in rows
-    ]
-    name = f"{setup.backbone}, input {setup.input}, batch {setup.batch} / {setup.test_batch or setup.batch}"
-    head = ("method", "J", "train, T operations", "predict, T operations", "added parameters, M")
-    return _table(name, head, cells)
+    mode = rows[0]["case"]["mode"]
+    return bench.text_table(head, cells, title=f"Table 3, relative to plain, {mode}")
 
 
 def notes(record: Record) -> list[str]:
@@ -110,15 +89,6 @@ def notes(record: Record) -> list[str]:
         f"{where}; medians of {settings['repeats']} repeats, each in turn with the plain network"
     ]
     return lines + [f"not measured: {name}: {why}" for name, why in record["failed"].items()]
-
-
-def _table(title: str, head: Sequence[str], cells: Sequence[Sequence[str]]) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-    for index, name in enumerate(head):
-        table.add_column(name, justify="right" if index else "left", no_wrap=not index)
-    for row in cells:
-        table.add_row(*row)
-    return table
 
 
 def plot(records: Sequence[Record], path: Path) -> Path:

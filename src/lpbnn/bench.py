@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 from rich.box import SIMPLE_HEAD
-from rich.table import Table
+from rich.table import Column, Table
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -444,14 +444,25 @@ def measurements(
 
 
 def table(
-    rows: Iterable[Row], columns: Mapping[str, tuple[str, float]] = COLUMNS, **options: Any
+    rows: Iterable[Row], columns: Mapping[str, tuple[str, float]] = COLUMNS, **look: Any
 ) -> Table:
     """Return the costs of methods as a table: absolute, and in brackets relative to plain."""
-    found = Table(box=SIMPLE_HEAD, **options)
-    for name in ("method", "J", *(title for title, _ in columns.values())):
-        found.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
+    cells = [
+        [
+            "plain" if row["case"]["method"] == PLAIN else row["case"]["method"],
+            str(row["case"]["members"]),
+            *(cell(row, what, unit) for what, (_, unit) in columns.items()),
+        ]
+        for row in rows
+    ]
+    return text_table(("method", "J", *(title for title, _ in columns.values())), cells, **look)
+
+
+def text_table(head: Sequence[str], rows: Iterable[Sequence[str]], **look: Any) -> Table:
+    """Return a table for the terminal; all columns but the first are numbers."""
+    first, *others = head
+    right = (Column(name, justify="right", no_wrap=True) for name in others)
+    found = Table(Column(first, no_wrap=True), *right, box=SIMPLE_HEAD, **look)
     for row in rows:
-        method, count = row["case"]["method"], row["case"]["members"]
-        cells = [cell(row, what, unit) for what, (_, unit) in columns.items()]
-        found.add_row("plain" if method == PLAIN else method, str(count), *cells)
+        found.add_row(*row)
     return found
