@@ -4,7 +4,8 @@ Each function trains the networks of one picture, draws it and says what it show
 of this run. They share nothing, so they can run in processes of their own.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -35,22 +36,15 @@ def _mlp(inputs: int) -> nn.Module:
     )
 
 
-def _whole(part: data.Examples) -> data.Dataset:
-    """Return a part of the package's own sets, which is in memory."""
-    assert isinstance(part, data.Dataset)
-    return part
-
-
 def _train(
     model: UncertainModel,
     optimizer: torch.optim.Optimizer,
-    schedule: torch.optim.lr_scheduler.LRScheduler | None,
-    steps: int,
-    batch: Callable[[], tuple[Tensor, Tensor]],
+    batches: Iterable[tuple[Tensor, Tensor]],
+    schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
 ) -> UncertainModel:
-    for _ in range(steps):
+    for x, y in batches:
         optimizer.zero_grad()
-        model.loss(*batch())["loss"].backward()
+        model.loss(x, y)["loss"].backward()
         optimizer.step()
         if schedule is not None:
             schedule.step()
@@ -82,7 +76,7 @@ def two_moons(steps: int = 600) -> Picture:
             torch.manual_seed(0)
             model = lpbnn.build(_mlp(2), method, num_data=len(x), **options)
             groups = model.parameter_groups(weight_decay=1e-4, lr=0.01)
-            _train(model, torch.optim.Adam(groups, lr=0.01), None, steps, lambda: (x, y))
+            _train(model, torch.optim.Adam(groups, lr=0.01), repeat((x, y), steps))
             near, away = (_predict(model, points).epistemic.mean() for points in (x, far))
             axes = made.axes(number * 234, 22, 222, 222)
             plots.decision_map(axes, model, x, y, samples=4, margin=2.0)
@@ -110,9 +104,8 @@ def two_moons(steps: int = 600) -> Picture:
 def regression(steps: int = 1500) -> Picture:
     """Draw the bands of three methods through twenty noisy points of a cubic curve."""
     splits = data.load("cubic")
-    train, test, outside = map(_whole, (splits.train, splits.test, splits.ood["outside"]))
-    x = (train.inputs - splits.mean[0]) / splits.std[0]
-    y = (train.targets - splits.target_mean) / splits.target_std
+    train, test, outside = (p[:] for p in (splits.train, splits.test, splits.ood["outside"]))
+    x, y = splits.normalise(train[0]), splits.normalise_targets(train[1])
     grid = torch.linspace(-6, 6, 241)[:, None]
     told = []
     with drawing(WIDTH, 280, "Regression bands on a cubic curve") as made:
@@ -123,12 +116,12 @@ def regression(steps: int = 1500) -> Picture:
             groups = model.parameter_groups(weight_decay=0.01, lr=0.01)
             optimizer = torch.optim.AdamW(groups, lr=0.01)
             schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-            _train(model, optimizer, schedule, steps, lambda: (x, y))
+            _train(model, optimizer, repeat((x, y), steps), schedule)
 
             def predicted(
                 inputs: Tensor, model: UncertainModel = model
             ) -> tuple[lpbnn.Prediction, Tensor, Tensor]:
-                p = _predict(model, (inputs - splits.mean[0]) / splits.std[0])
+                p = _predict(model, splits.normalise(inputs))
                 assert p.members is not None
                 assert p.member_variances is not None
                 means = p.members * splits.target_std + splits.target_mean
@@ -139,16 +132,16 @@ def regression(steps: int = 1500) -> Picture:
             axes = made.axes(number * 390 + 34, 22, 344, 230)
             plots.regression_band(
                 axes, grid, mean, p.std * splits.target_std, epistemic,
-                train=(train.inputs, train.targets), color=colour(0),
+                train=train, color=colour(0),
             )  # fmt: skip
             axes.set_ylim(-220, 220)
             axes.set_title(_name(method, {}), fontsize=11, loc="left")
-            inside, means, variances = predicted(test.inputs)
-            nll = metrics.mixture_nll(means, variances, test.targets)
-            coverage = metrics.coverage(means, variances, test.targets, level=0.95)
-            strange = predicted(outside.inputs)[0]
+            inside, means, variances = predicted(test[0])
+            nll = metrics.mixture_nll(means, variances, test[1])
+            coverage = metrics.coverage(means, variances, test[1], level=0.95)
+            strange = predicted(outside[0])[0]
             scores = torch.cat([inside.ood_score.flatten(), strange.ood_score.flatten()])
-            auroc = metrics.auroc(scores, torch.arange(len(scores)) >= len(test.inputs))
+            auroc = metrics.auroc(scores, torch.arange(len(scores)) >= len(test[0]))
             told.append(
                 f"{_name(method, {})}: NLL {nll:.3g}, coverage {coverage:.2f}, AUROC {auroc:.2f}"
             )
@@ -195,10 +188,8 @@ class _Segmenter(nn.Module):
 def street_scene(epochs: int = 12) -> Picture:
     """Draw a street with an object that no class fits, and three maps of uncertainty."""
     scenes = data.load("street-scenes", train=100, val=10, test=20)
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (scenes.mean, scenes.std))
-    train, test = _whole(scenes.train), _whole(scenes.test)
-    x, test_x = ((part.inputs / 255 - mean) / std for part in (train, test))
-    y, truth = train.targets.long(), test.targets.long()
+    (inputs, y), (pictures, truth) = scenes.train[:], scenes.test[:]
+    x, test_x = scenes.normalise(inputs), scenes.normalise(pictures)
     unknown, void = truth == scenes.ood_index, truth == scenes.ignore_index
     assert scenes.num_classes is not None
     assert scenes.ignore_index is not None
@@ -225,13 +216,7 @@ def street_scene(epochs: int = 12) -> Picture:
         batches = [part for _ in range(epochs) for part in torch.randperm(len(x)).split(8)]
         rates = [group["lr"] for group in optimizer.param_groups]
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=len(batches))
-        chosen = iter(batches)
-
-        def batch(chosen: Iterator[Tensor] = chosen) -> tuple[Tensor, Tensor]:
-            rows = next(chosen)
-            return x[rows], y[rows]
-
-        _train(model, optimizer, schedule, len(batches), batch)
+        _train(model, optimizer, ((x[rows], y[rows]) for rows in batches), schedule)
         name = _name(method, options)
         p = found[name] = _predict(model, test_x)
         right = (p.labels == truth)[~unknown & ~void].float().mean()
@@ -247,7 +232,7 @@ def street_scene(epochs: int = 12) -> Picture:
     )
     with drawing(WIDTH, 165, "A street with an unknown object, and maps of uncertainty") as made:
         panels = [made.axes(number * 290, 22, 278, 139) for number in range(4)]
-        plots.picture(panels[0], test.inputs[shown].permute(1, 2, 0), "a street")
+        plots.picture(panels[0], pictures[shown].permute(1, 2, 0), "a street")
         panels[0].contour(unknown[shown].float(), levels=[0.5], colors=["#00e5ff"], linewidths=1.5)
         for axes, (title, values) in zip(panels[1:], maps, strict=True):
             top = float(values[shown].quantile(0.995))
