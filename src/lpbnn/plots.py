@@ -792,21 +792,15 @@ def name_beside(
     to_axes, to_data = axes.transAxes.inverted(), axes.transData
     up, across = 1 / (box.height * pixel), 1 / (box.width * pixel)
     low, high = axes.get_ylim()
-    heights = [
-        float(
-            to_axes.transform(to_data.transform((x or axes.get_xlim()[0], min(max(y, low), high))))[
-                1
-            ]
-        )
+    points = [
+        to_axes.transform(to_data.transform((x or axes.get_xlim()[0], min(max(y, low), high))))
         for x, y in places
     ]
-    apart = push_apart(heights, 13 * up, 7 * up, 1.0)
+    apart = push_apart([float(height) for _, height in points], 13 * up, 7 * up, 1.0)
     beside = {"transform": axes.transAxes, "clip_on": False}
-    for name, (x, y), place, color, marker in zip(
-        names, places, apart, colors, markers, strict=True
-    ):
+    shown = zip(names, places, points, apart, colors, markers, strict=True)
+    for name, (x, _), (start, height), place, color, marker in shown:
         if x is not None:
-            start, height = to_axes.transform(to_data.transform((x, min(max(y, low), high))))
             ends = [start + 4 * across, 1 + 6 * across, 1 + 13 * across]
             # Thin, grey and dotted: a solid one in the model's colour reads as an error bar.
             thread = {"color": _muted(), "linewidth": 0.8, "dashes": (1, 2.5), "zorder": 1}

@@ -214,7 +214,11 @@ def costs(groups: Sequence[Group]) -> list[Figure]:
 def trade_off(groups: Sequence[Group], across: Measured, up: Measured) -> list[Figure]:
     """A chart of one number against another: a point for each method that learned, two at least."""
     learned = [g for g in groups if not g.diverged and g.label not in tables.failed(groups)]
-    points = [(g, *found) for g in learned if (found := _point(g, across, up)) is not None]
+    points = []
+    for group in learned:
+        (x, dx), (y, dy) = (_shown(group, one.info, one.path) for one in (across, up))
+        if not np.isnan(x + y):
+            points.append((group, x, y, float(np.nan_to_num(dx)), float(np.nan_to_num(dy))))
     if len(points) < 2:
         return []
     info, what = across.info, up.name or up.info.head
@@ -413,32 +417,23 @@ def predictions(groups: Sequence[Group]) -> Panels | None:
             with _panel(drawn, group, label, (180, 176), (36, 8, 138, 130)) as axes:
                 plots.parity(axes, *test[:3], **_look(group))
         return _panels(groups, drawn, "rmse", about={"curve": False})
-    parts = {
-        group.label: [
-            test,
-            *(
-                part
-                for name in group.shown.at("ood") or {}
-                if (part := predicted(group.shown, f"ood/{name}"))
-            ),
-        ]
-        for group, test in found
-    }
+    parts = {}
+    for group, test in found:
+        strange = (predicted(group.shown, f"ood/{name}") for name in group.shown.at("ood") or {})
+        parts[group.label] = [test, *filter(None, strange)]
+    everything = [part.targets for both in parts.values() for part in both]
     trained = False
     for group, test in found:
         targets, mean, std, epistemic, x = map(
             np.concatenate, zip(*parts[group.label], strict=True)
         )
-        arrays = group.shown.arrays
-        points = None
-        if "train/inputs" in arrays and "train/targets" in arrays:
-            points = (arrays["train/inputs"], arrays["train/targets"])
-            trained = True
+        names, points = ("train/inputs", "train/targets"), None
+        if group.shown in group.with_arrays(*names):
+            points, trained = tuple(group.shown.arrays[name] for name in names), True
         label = f"Prediction of {group.label} along its input"
         with _panel(drawn, group, label, (300, 200), (38, 8, 254, 160)) as axes:
             look = _look(group, targets=targets, train=points)
             plots.regression_band(axes, x, mean, std, epistemic, **look)
-            everything = [part.targets for both in parts.values() for part in both]
             low, high = min(map(np.min, everything)), max(map(np.max, everything))
             axes.set_ylim(low - 0.25 * (high - low), high + 0.25 * (high - low))
             if len(parts[group.label]) > 1 and test.x is not None:
@@ -604,16 +599,6 @@ def _severities(group: Group, info: MetricInfo) -> tuple[np.ndarray, np.ndarray,
 
 def _level(severity: float) -> str:
     return "clean" if severity == 0 else f"{severity:g}"
-
-
-def _point(
-    group: Group, across: Measured, up: Measured
-) -> tuple[float, float, float, float] | None:
-    """Means and deviations (0 of one run), as they are shown."""
-    (x, dx), (y, dy) = (_shown(group, one.info, one.path) for one in (across, up))
-    if np.isnan(x + y):
-        return None
-    return x, y, float(np.nan_to_num(dx)), float(np.nan_to_num(dy))
 
 
 def _mean(rows: Sequence[np.ndarray]) -> np.ndarray:
