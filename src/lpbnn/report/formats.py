@@ -204,7 +204,9 @@ def print_table(table: Table, console: Console, legend: bool = False) -> None:
         for row, label in enumerate(labels):
             shown.add_row(label, *(block[row + 1] for block in blocks))
         console.print(shown)
-    for line in _foot(table, legend):
+    lines = [f"{i.title} {i.arrow}".rstrip() + f": {i.convention}." for i in table.legend if legend]
+    lines += [f"● best, ○ second best: {RULE}"] * table.marked
+    for line in [*lines, *table.explanations()]:
         console.print(Text(line, style="dim"))
 
 
@@ -288,14 +290,6 @@ def _cell(row: Row, column: Column, table: Table, stacked: bool) -> Text:
     for line in below:
         text.append(f"\n{line}{' ' * len(mark)}", style="dim")
     return text
-
-
-def _foot(table: Table, legend: bool) -> list[str]:
-    infos = table.legend if legend else []
-    lines = [f"{i.title} {i.arrow}".rstrip() + f": {i.convention}." for i in infos]
-    if table.marked:
-        lines.append(f"● best, ○ second best: {RULE}")
-    return [*lines, *table.explanations()]
 
 
 def _width(text: Text) -> int:

@@ -42,12 +42,13 @@ class Run:
             return source
         folder = source if isinstance(source, RunDir) else RunDir(source)
         config, results, data, sessions = stored.read(folder)
-        method = config["method"]
+        method, settings = config["method"], flat(config)
+        usual = {k: v for k, v in _defaults(method).items() if k not in settings}
         return cls(
             path=folder.path,
             method=method,
             seed=config["seed"],
-            settings=_with_defaults(flat(config), method) | _calibration(results),
+            settings={**settings, **usual, **_calibration(results)},
             results=results,
             data=data,
             sessions=sessions,
@@ -226,11 +227,6 @@ def _calibration(results: Mapping[str, Any]) -> Settings:
     fitted = ["noise"] if found["noise_scale"] is not None else []
     fitted += [found["kind"]] if found["kind"] != "none" else []
     return {"calibration": " and ".join(fitted) or "none"}
-
-
-def _with_defaults(settings: Settings, method: str) -> Settings:
-    """Return the settings in their own order, followed by the defaults of those that are not given."""
-    return settings | {k: v for k, v in _defaults(method).items() if k not in settings}
 
 
 def chosen(settings: Settings, method: str) -> list[str]:

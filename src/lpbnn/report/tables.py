@@ -384,7 +384,16 @@ def build(
         for g in groups
     ]
     if reference is not None:
-        rows = [_referenced(row, used, reference) for row in rows]
+        rows = [
+            replace(
+                row,
+                cells={
+                    c.key: replace(row.cells[c.key], reference=reference.value(row, c))
+                    for c in used
+                },
+            )
+            for row in rows
+        ]
     compared = any(cell.reference is not None for row in rows for cell in row.cells.values())
     source = reference.source if reference is not None and compared else ""
     for column in used:
@@ -430,7 +439,8 @@ def marks(
         if value is not None and math.isfinite(value):
             spread = spreads[row] if spreads else 0.0
             deviation = usual if spread is None else spread
-            ends[row] = (info.badness(_as_shown(value, info)), deviation)
+            shown = round(value, info.decimals(value) + 2 * info.percent)
+            ends[row] = (info.badness(shown), deviation)
     best = _within_noise(ends)
     if len(best) == len(ends):
         return ["" for _ in values]
@@ -458,10 +468,6 @@ def _within_noise(ends: Mapping[int, tuple[float, float]]) -> set[int]:
     return found
 
 
-def _as_shown(value: float, info: MetricInfo) -> float:
-    return round(value, info.decimals(value) + 2 * info.percent)
-
-
 def _marked(rows: Sequence[Row], column: Column) -> list[Row]:
     """Only methods that trained to their end, and learned, compete: who says nothing is calibrated."""
     out = [row.diverged or row.failed for row in rows]
@@ -471,11 +477,6 @@ def _marked(rows: Sequence[Row], column: Column) -> list[Row]:
         replace(row, cells={**row.cells, column.key: replace(row.cells[column.key], mark=mark)})
         for row, mark in zip(rows, marks(means, column.info, spreads), strict=True)
     ]
-
-
-def _referenced(row: Row, columns: Sequence[Column], reference: PaperTable) -> Row:
-    cells = {c.key: replace(row.cells[c.key], reference=reference.value(row, c)) for c in columns}
-    return replace(row, cells=cells)
 
 
 def comparison(
@@ -580,8 +581,11 @@ def uncertainty(groups: Sequence[Group]) -> Table:
         ]
     cells: dict[str, dict[str, Cell]] = {group.label: {} for group in groups}
     for group in groups if regression else ():
-        for column in columns:
-            values = (_deviation(run, run.at(*column.path)) for run in group.runs)
+        for (
+            column
+        ) in columns:  # variances of the standardised target, as deviations in its own unit
+            found = ((run.data.target_std, run.at(*column.path)) for run in group.runs)
+            values = (std * math.sqrt(max(v, 0.0)) for std, v in found if v is not None)
             cells[group.label][column.key] = Cell.of(values)
     return build("Uncertainty and its parts", columns, groups, cells=cells if regression else None)
 
@@ -613,11 +617,6 @@ def baseline(group: Group, groups: Sequence[Group]) -> Group | None:
     plain = [g for g in groups if g.method == BASELINE]
     same = [g for g in plain if g.settings["backbone"] == group.settings["backbone"]]
     return next(iter(same or plain), None)
-
-
-def _deviation(run: Run, variance: float | None) -> float | None:
-    """A variance of the standardised target as a deviation in the target's own unit."""
-    return None if variance is None else run.data.target_std * math.sqrt(max(variance, 0.0))
 
 
 def measured_on(groups: Sequence[Group], key: str) -> list[str]:
