@@ -12,7 +12,6 @@ it does not, the splits come without it and both the log and the description say
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -134,8 +133,12 @@ def load(
             "held out for it (val=5000)."
         )
     root = DEFAULT_ROOT if root is None else root
-    folder = _folder(family, root, download)
-    copies = _check(folder, family.train | family.test, checksum)
+    files = family.train | family.test
+    if download and not all((root / family.folder / name).is_file() for name in files):
+        urls = [f"{host}/{family.archive}" for host in _HOSTS]
+        fetch(urls, family.archive_md5, root / family.archive, extract=True)
+    folder = _locate(family, root)
+    copies = _check(folder, files, checksum)
     train = _read(family, folder, tuple(family.train), TRAIN)
     test = _read(family, folder, tuple(family.test), TEST)
     ood, notes = _svhn(root, download)
@@ -164,19 +167,18 @@ def load(
     )
 
 
-def _folder(family: Family, root: Path, download: bool) -> Path:
-    """The published folder under `root`; with `download`, missing files of it are fetched."""
-    files = (root / family.folder / name for name in family.train | family.test)
-    if download and not all(file.is_file() for file in files):
-        urls = [f"{host}/{family.archive}" for host in _HOSTS]
-        fetch(urls, family.archive_md5, root / family.archive, extract=True)
-    return _locate(family, root)
-
-
-def _locate(family: Family, root: Path) -> Path:
-    """The published folder under `root`; if it is missing, the error says how to get it."""
+def _locate(family: Family, root: Path | None) -> Path:
+    """The published folder under `root`, with all files; if one is missing, the error says how to get it."""
+    root = DEFAULT_ROOT if root is None else root
     folder = root / family.folder
     if folder.is_dir():
+        files = family.train | family.test
+        if missing := [name for name in files if not (folder / name).is_file()]:
+            found = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
+            raise FileNotFoundError(
+                f"{folder} lacks {', '.join(missing)}; it holds {found}. Delete the folder and get it "
+                "again (download=True), or check that it is the set you asked for."
+            )
         return folder
     fix = (
         f"Give the folder that contains {family.folder}/ as root (--data-root), or download it: "
@@ -194,7 +196,6 @@ def _locate(family: Family, root: Path) -> Path:
 
 def _check(folder: Path, files: dict[str, str], checksum: Checksum) -> list[str]:
     """Check that every file is the published one; return those that are not, where allowed."""
-    _require(folder, files)
     given = {name: md5(folder / name) for name in files}
     copies = [name for name, expected in files.items() if given[name] != expected]
     if copies and checksum == "published":
@@ -205,16 +206,6 @@ def _check(folder: Path, files: dict[str, str], checksum: Checksum) -> list[str]
             "trust, pass checksum='any': it is then read as data only and labelled as a copy."
         )
     return copies
-
-
-def _require(folder: Path, files: Iterable[str]) -> None:
-    missing = [name for name in files if not (folder / name).is_file()]
-    if missing:
-        found = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
-        raise FileNotFoundError(
-            f"{folder} lacks {', '.join(missing)}; it holds {found}. Delete the folder and get it "
-            "again (download=True), or check that it is the set you asked for."
-        )
 
 
 def _read(family: Family, folder: Path, files: tuple[str, ...], rows: int) -> Dataset:
@@ -262,20 +253,15 @@ def _svhn(root: Path, download: bool) -> tuple[dict[str, Dataset], list[str]]:
     return {"svhn": Dataset(images, torch.full((len(images),), NOT_A_CLASS))}, notes
 
 
-def _require_files(root: Path | None, family: Family) -> None:
-    folder = _locate(family, DEFAULT_ROOT if root is None else root)
-    _require(folder, family.train | family.test)
-
-
 SETS = {
     "cifar10": Entry(
         partial(load, CIFAR10),
         "CIFAR-10: 32x32 colour, 10 classes; out-of-distribution: SVHN, if present",
-        partial(_require_files, family=CIFAR10),
+        partial(_locate, CIFAR10),
     ),
     "cifar100": Entry(
         partial(load, CIFAR100),
         "CIFAR-100: 32x32 colour, 100 classes; out-of-distribution: SVHN, if present",
-        partial(_require_files, family=CIFAR100),
+        partial(_locate, CIFAR100),
     ),
 }
