@@ -131,7 +131,8 @@ def _cifar(sets: Sequence[tuple[str, Sequence[Row], Paper]], columns: Sequence[C
             best = _best(groups, columns)
             for method in methods:
                 own = groups[method]
-                label = title(method) + MARK * any(_is_noted(row) for row in own)
+                notes = {row["note"] for row in own if not row["note"].startswith("converted")}
+                label = title(method) + MARK * bool(notes - {""})
                 line = [*[name] * parted, f"`{network}`", label, str(len(own))]
                 for column, has_paper in shown:
                     line.append(_cell(own, column, best[column.key] == method))
@@ -202,7 +203,9 @@ def _stability(rows: Sequence[Row]) -> str:
                 for rate in stability.RATES
             ]
             n = "/".join(dict.fromkeys(str(len(r)) for r in runs))
-            ours = (_cell(r, ACCURACY, False) + _diverged(_epochs(r)) for r in runs)
+            ours = (
+                _cell(r, ACCURACY, False) + _diverged(numbers(r, "train/diverged")) for r in runs
+            )
             lines.append([data, title(method), n, *ours])
             if data == "cifar10":
                 paper = stability.PAPER[method].values()
@@ -211,12 +214,8 @@ def _stability(rows: Sequence[Row]) -> str:
     return markdown(heads, lines, 2)
 
 
-def _epochs(rows: Sequence[Row]) -> list[int]:
-    return sorted(int(value) for value in numbers(rows, "train/diverged"))
-
-
-def _diverged(epochs: Sequence[int]) -> str:
-    return f" (diverged: {', '.join(map(str, epochs))})" if epochs else ""
+def _diverged(epochs: Sequence[float]) -> str:
+    return f" (diverged: {', '.join(f'{epoch:g}' for epoch in sorted(epochs))})" if epochs else ""
 
 
 def _diversity(rows: Sequence[Row]) -> str:
@@ -251,10 +250,6 @@ def _variant(row: Row) -> str:
 def _titled(name: str) -> str:
     method, plus, what = name.partition("+")
     return title(method) + plus + what.upper()
-
-
-def _is_noted(row: Row) -> bool:
-    return bool(row["note"]) and not row["note"].startswith("converted")
 
 
 def _best(groups: Mapping[str, Sequence[Row]], columns: Sequence[Column]) -> dict[str, str]:

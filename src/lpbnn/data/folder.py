@@ -30,7 +30,6 @@ from lpbnn.data import NOT_A_CLASS, Augment, Entry, Examples, Splits
 from lpbnn.data.files import (
     ENDINGS,
     FileDataset,
-    Header,
     Size,
     header,
     in_threads,
@@ -85,7 +84,10 @@ def load(
         raise ValueError(f"folder: channels={channels!r}; expected 1 (grey) or 3 (RGB).")
     tree = read_tree(root)
     parts, notes = _held_out(tree, {"val": val, "test": test}, seed)
-    headers = _read_headers(tree)
+    # Of every picture, so that unreadable files are found before the training.
+    paths = [*_paths(tree.parts), *(path for found in tree.ood.values() for path in found)]
+    _LOG.info("checking %d pictures in %s", len(paths), tree.root)
+    headers = dict(zip(paths, in_threads(header, paths), strict=True))
     if wanted is None:
         wanted = _common_size({path: headers[path].size for path in _paths(tree.parts)})
     if channels is None:
@@ -161,13 +163,6 @@ def _held_out(
     said = [f"{share:.0%} for {part}" for part, share in taken.items() if share]
     note = f"held out of every class, by seed {seed}: {' and '.join(said)}"
     return parts, [note] if said else []
-
-
-def _read_headers(tree: Tree) -> dict[Path, Header]:
-    """Read the header of every picture, so that unreadable files are found before the training."""
-    paths = [*_paths(tree.parts), *(path for found in tree.ood.values() for path in found)]
-    _LOG.info("checking %d pictures in %s", len(paths), tree.root)
-    return dict(zip(paths, in_threads(header, paths), strict=True))
 
 
 def _paths(parts: Mapping[str, ClassFolders]) -> list[Path]:

@@ -9,7 +9,7 @@ Conformal scores need examples that no scaling was fitted on: if there are both,
 the validation part.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,7 +24,6 @@ from lpbnn.calibration.scaling import Kind
 from lpbnn.data import Examples, Splits
 from lpbnn.data.augment import batch_indices
 from lpbnn.likelihoods import Categorical
-from lpbnn.model import UncertainModel
 from lpbnn.training.build import DataInfo
 from lpbnn.training.config import RunConfig
 from lpbnn.training.environment import environment
@@ -112,12 +111,15 @@ class _Fit:
 
     def scaling(self, kind: Kind | Literal["none"], noise: bool, halved: bool) -> dict[str, Any]:
         """Fit noise scale and scaling; return them with the test metrics before."""
-        has_noise = _reset(self.model)
+        self.model.likelihood.scaling = None  # of an earlier calibration
+        try:
+            self.model.set_noise_scale(1.0)
+        except TypeError:  # it has none
+            noise = False
         test, device = self.splits.test, self.fabric.device
         before = self.predictor.over(test, make_evaluator(self.info, device)).metrics()
         found: dict[str, Any] = {"noise_scale": None, "note": None, "kind": kind}
         found |= {"scale": None, "bias": None, "examples": 0, "before": before}
-        noise = has_noise and noise
         if not noise and kind == "none":
             return found
         rows = self.rest
@@ -157,7 +159,9 @@ class _Fit:
                 parts.append(fit_conformal(p, y, score, by_class=by_class, ignore_index=IGNORED))
         if not parts:
             raise RunError(f"no label of the validation part of {self.splits.name} counts.")
-        return _joined(parts)
+        groups = zip(*(part.scores for part in parts), strict=True)
+        scores = tuple(torch.cat(group).sort(0).values.cpu() for group in groups)
+        return replace(parts[0], scores=scores)
 
     def measured(self, conformal: Conformal, level: float) -> dict[str, Any]:
         """Return the score and the level, and how often and how large sets or intervals are on the test set."""
@@ -230,20 +234,3 @@ class _Fit:
             if index is not None:
                 y = y.masked_fill(y == index, IGNORED)
         return y
-
-
-def _joined(parts: Sequence[Conformal]) -> Conformal:
-    """Return the scores of all batches, sorted."""
-    groups = zip(*(part.scores for part in parts), strict=True)
-    scores = tuple(torch.cat(group).sort(0).values.cpu() for group in groups)
-    return replace(parts[0], scores=scores)
-
-
-def _reset(model: UncertainModel) -> bool:
-    """Take an earlier calibration away; return True if the model has noise to scale."""
-    model.likelihood.scaling = None
-    try:
-        model.set_noise_scale(1.0)
-    except TypeError:
-        return False
-    return True
