@@ -91,6 +91,19 @@ def test_diversity_warns_of_members_at_chance() -> None:
     assert "lpbnn: 12.0% accuracy is chance" in warning
 
 
+def test_runs_are_named_by_their_data_network_method_and_seed() -> None:
+    options = {"seeds": 2, "methods": ("mcp", "lpbnn")}
+    digits = diversity.configs(diversity.Config(preset="digits", **options))
+    assert list(digits) == ["digits-mcp-0", "digits-lpbnn-0", "digits-mcp-1", "digits-lpbnn-1"]
+    for name, found in digits.items():
+        assert name == f"digits-{found.method}-{found.seed}"
+    others = diversity.Config(preset="cifar10", backbone="wrn-16-4", **options)
+    assert list(diversity.configs(others))[:2] == [
+        "cifar10-wrn-16-4-mcp-0",
+        "cifar10-wrn-16-4-lpbnn-0",
+    ]
+
+
 def test_the_demo_and_diversity_share_their_settings() -> None:
     assert diversity.settings(diversity.Config(), "lpbnn", 0) == demo.settings("lpbnn", 0)
 

@@ -863,3 +863,13 @@ def test_members_of_a_regression_without_an_axis_of_numbers_are_refused() -> Non
         Gaussian().split(torch.randn(3, 5), members=True)
     mean, variance = Gaussian().split(torch.randn(3, 5, 4), members=True)
     assert mean.shape == variance.shape == (3, 5, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("weights", [None, [1.0, 2.0, 3.0]])
+def test_soft_labels_of_half_precision_are_counted_in_float32(
+    weights: list[float] | None, dtype: torch.dtype
+) -> None:
+    likelihood, soft = Categorical(class_weights=weights), torch.rand(50, 3).to(dtype)
+    assert likelihood.weights(soft).dtype == torch.float32
+    torch.testing.assert_close(likelihood.weights(soft), likelihood.weights(soft.float()))

@@ -1,14 +1,18 @@
 """Defaults of the functions that users call: whoever changes one changes what their programs compute."""
 
+import importlib
 import inspect
 from typing import Any
 
 import pytest
 
 import lpbnn
-from lpbnn import backbones, calibration, likelihoods, metrics, plots
+from lpbnn import backbones, calibration, cli, likelihoods, metrics, plots, training
 from lpbnn.data import augment
 
+TRUSTING = [
+    f"lpbnn.training.{name}" for name in ("calibrate", "ensemble_from_runs", "export", "run")
+]
 ESTIMATOR = {
     "method": "lpbnn",
     "hidden": (128, 128),
@@ -108,3 +112,15 @@ def test_the_defaults_are_those_that_programs_rely_on(function: Any) -> None:
     given = {name: parameter.default for name, parameter in parameters.items()}
     left = (inspect.Parameter.empty, None)
     assert {name: value for name, value in given.items() if value not in left} == DEFAULTS[function]
+
+
+def test_nothing_is_trusted_and_nothing_overwritten_unless_asked() -> None:
+    found = []
+    for module in (cli, training, *map(importlib.import_module, TRUSTING)):
+        for name, function in inspect.getmembers(module, inspect.isfunction):
+            for option in ("trust", "overwrite", "force", "allow_not_finite"):
+                parameter = inspect.signature(function).parameters.get(option)
+                if parameter is not None and parameter.default is not inspect.Parameter.empty:
+                    found.append((name, option, parameter.default))
+    assert len(found) >= 15
+    assert all(default is False for _, _, default in found), found

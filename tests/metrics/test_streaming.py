@@ -392,3 +392,5 @@ def test_what_is_no_tensor_or_has_no_dimension_is_refused(name: str) -> None:
         for wrong in (own.tolist(), own.numpy(), own.flatten()[0], own[..., :2, None]):
             with pytest.raises(ValueError, match="expected"):
                 getattr(metrics, name)(*inputs[:i], wrong, *inputs[i + 1 :])
+    with pytest.raises(ValueError, match="expected"):
+        getattr(metrics, name)(*(given.flatten()[0] for given in inputs))

@@ -23,7 +23,9 @@ def two_rows(make: Make) -> list[Path]:
 
 
 def test_csv_has_means_and_deviations_as_they_were_measured(make: Make) -> None:
-    rows = list(csv.DictReader(io.StringIO(to_csv(comparison(two_rows(make))))))
+    text = to_csv(comparison(two_rows(make)))
+    assert "\r" not in text
+    rows = list(csv.DictReader(io.StringIO(text)))
     assert [(row["label"], row["method"], row["runs"]) for row in rows] == [
         ("LP-BNN", "lpbnn", "2"),
         ("MCP", "mcp", "1"),

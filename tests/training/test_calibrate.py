@@ -117,6 +117,7 @@ def test_sets_are_stored_with_the_run_and_cover(
     assert stored is not None
     conformal, level = stored
     assert (conformal.method, level) == ("aps", 0.8)
+    assert [type(value) for value in (conformal.penalty, conformal.free_classes)] == [float, int]
     assert len(conformal.scores[0]) == found["conformal"]["examples"]
     model, _, info = load_run(tmp_path)
     sets = lpbnn.predict(model, info.normalise(held_out.test.inputs)).sets(conformal, level)

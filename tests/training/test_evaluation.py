@@ -16,7 +16,7 @@ from lpbnn.data import Dataset, Splits
 from lpbnn.data.corruptions import CORRUPTIONS, corrupt
 from lpbnn.training import EvalConfig, OptimConfig, RunConfig
 from lpbnn.training.build import DataInfo, build_model
-from lpbnn.training.evaluation import evaluate
+from lpbnn.training.evaluation import KEPT_POINTS, _training_points, evaluate
 from lpbnn.training.evaluator import NotFinite
 from lpbnn.training.loop import fit
 from lpbnn.training.run import reevaluate, run
@@ -311,3 +311,10 @@ def test_predictions_for_other_data_that_are_no_numbers_are_told(
     model = lpbnn.build(NanForBright(splits.num_classes or 0), "mcp")
     with pytest.raises(NotFinite, match="are NaN or infinite: the model has diverged"):
         evaluate(model, replace(splits, ood={"white": white}), make())
+
+
+def test_a_large_training_set_is_not_kept_for_the_figure_of_a_curve() -> None:
+    x = torch.linspace(0, 1, KEPT_POINTS + 1)[:, None]
+    assert _training_points(Dataset(x, x)) == {}
+    assert _training_points(Dataset(x[1:], x[1:]))["train/inputs"].shape == (KEPT_POINTS, 1)
+    assert _training_points(Dataset(x[:9].expand(9, 2), x[:9])) == {}

@@ -375,3 +375,14 @@ def test_parts_of_a_sequential_are_found_by_their_numbers() -> None:
     assert len(matching(lpbnn.build(Chain([nn.Linear(2, 2), nn.Linear(2, 2)]), "mcp"), "0.*")) == 2
     with pytest.raises(ValueError, match="matches no parameter"):
         matching(model, "weight")
+
+
+def test_a_training_without_a_finished_epoch_has_nothing_to_finish(
+    make: Make, splits: Splits
+) -> None:
+    config, calls = make("mcp", optim=OptimConfig(lr=1e30)), []
+    model = build_model(config, DataInfo.of(splits))
+    model.after_fit = calls.append  # type: ignore[method-assign]
+    training = fit(model, splits, config)
+    assert (training.epochs, training.diverged) == (0, 1)
+    assert not calls

@@ -17,7 +17,7 @@ from lpbnn.atomic import write_atomic
 from lpbnn.data import Splits
 from lpbnn.methods.tradi import TRADI
 from lpbnn.model import UncertainModel
-from lpbnn.training import EvalConfig, Interrupted, OptimConfig, RunConfig, RunError
+from lpbnn.training import EvalConfig, Interrupted, OptimConfig, RunConfig, RunError, checkpoint
 from lpbnn.training.run import run
 from lpbnn.training.rundir import RunDir
 
@@ -190,3 +190,11 @@ def test_networks_drawn_after_the_last_epoch_are_those_of_a_run_that_was_not_sto
     run(None, tmp_path / "stopped", resume=True, splits=splits)
     through, stopped = (RunDir(tmp_path / name).state_dict() for name in ("through", "stopped"))
     assert same(through, stopped)
+
+
+def test_a_checkpoint_is_read_onto_the_device_of_the_run() -> None:
+    state = dict.fromkeys(checkpoint.KEYS) | {"model": {"weight": torch.ones(3)}}
+    content = bytes(checkpoint.to_bytes(state))
+    for device in ("cpu", "meta"):
+        found = checkpoint.from_bytes(content, device, "checkpoint.pt")
+        assert found["model"]["weight"].device.type == device
