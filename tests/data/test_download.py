@@ -165,3 +165,16 @@ def test_an_archive_with_another_md5_is_not_extracted(
     with pytest.raises(OSError, match="could not be downloaded"):
         _download.fetch([f"{address}/a.tar.gz"], "00", tmp_path / "r" / "a.tar.gz", extract=True)
     assert not list((tmp_path / "r").glob("*"))
+
+
+@pytest.mark.parametrize("kept", [0, 9, 60])
+def test_a_damaged_archive_is_refused_by_name(
+    tmp_path: Path, server: tuple[Path, str], kept: int
+) -> None:
+    served, address = server
+    archive(served / "a.tar.gz", [("one", tarfile.REGTYPE, "")])
+    content = (served / "a.tar.gz").read_bytes()
+    (served / "a.tar.gz").write_bytes(content[:kept])
+    checksum, target = _download.md5(served / "a.tar.gz"), tmp_path / "root" / "a.tar.gz"
+    with pytest.raises(ValueError, match=r"a.tar.gz is damaged .*get it again"):
+        _download.fetch([f"{address}/a.tar.gz"], checksum, target, extract=True)

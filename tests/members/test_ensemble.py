@@ -124,6 +124,15 @@ def test_a_state_with_checks_of_another_form_is_refused(check: list[object]) -> 
         model.load_state_dict(state)
 
 
+def test_a_state_that_names_inputs_that_a_call_does_not_have_is_read(x: torch.Tensor) -> None:
+    model = lpbnn.build(ResNet(), "batchensemble")
+    found = {"checks": {"0:4": ["batched", True, {"": [9999, -7]}]}, "expand_at": [""]}
+    text = torch.tensor(list(json.dumps(found).encode()), dtype=torch.uint8)
+    expected = lpbnn.predict(model, x.float()).probs
+    model.load_state_dict({**model.state_dict(), "_extra_state": text})
+    assert torch.equal(lpbnn.predict(model, x.float()).probs, expected)
+
+
 def test_a_state_of_other_expansion_points_leaves_those_that_were_asked_for() -> None:
     def built(**options: str) -> MemberEnsemble:
         net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))

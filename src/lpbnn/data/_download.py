@@ -10,6 +10,7 @@ import hashlib
 import pickle
 import re
 import tarfile
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,18 +68,23 @@ def fetch(urls: Sequence[str], checksum: str, target: Path, extract: bool = Fals
 def _extract(archive: Path) -> None:
     """Write the files of a tar archive that are missing beside it; no links, and nothing elsewhere."""
     folder = archive.parent.resolve()
-    with tarfile.open(archive) as tar:
-        for member in tar:
-            target = folder / member.name
-            if not target.resolve().is_relative_to(folder):
-                raise ValueError(
-                    f"{archive} holds {member.name!r}, which leads out of {folder}. Fix: delete the archive "
-                    "and get it again."
-                )
-            content = tar.extractfile(member) if member.isreg() else None
-            if content is not None and not target.exists():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                write_atomic(target, content.read())
+    try:
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                target = folder / member.name
+                if not target.resolve().is_relative_to(folder):
+                    raise ValueError(
+                        f"{archive} holds {member.name!r}, which leads out of {folder}. Fix: delete the "
+                        "archive and get it again."
+                    )
+                content = tar.extractfile(member) if member.isreg() else None
+                if content is not None and not target.exists():
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    write_atomic(target, content.read())
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise ValueError(
+            f"{archive} is damaged ({error}). Fix: delete the archive and get it again."
+        ) from error
 
 
 def _reason(error: BaseException) -> BaseException:

@@ -88,7 +88,7 @@ class Call:
         self.tensors = tensors_in(args, kwargs)
         self.masks = list(masks)
         if shared:
-            self.masks += [self.tensors[i] for i in shared]
+            self.masks += [x for i, x in enumerate(self.tensors) if i in shared]
         self.head_masks: list[Tensor] = []  # with a row per example and head
         for i, name, kind in mask_arguments:
             value = args[i] if i < len(args) else kwargs.get(name)
