@@ -12,6 +12,7 @@ from lpbnn.metric_info import METRICS
 from lpbnn.report import PaperTable, Table, comparison
 from lpbnn.report.runs import grouped, read_runs
 from lpbnn.report.tables import COSTS, Cell, conformal, cost, diversity, marks, recalibration
+from lpbnn.training.config import EvalConfig, to_data
 from lpbnn.training.files import RunError
 from lpbnn.training.rundir import RunDir
 
@@ -115,6 +116,27 @@ def test_unequal_numbers_of_predictions_are_named(make: Make) -> None:
     (note,) = [n for n in comparison([make("lpbnn"), make("mcp")]).notes if "differ in" in n]
     assert "number of predictions that are averaged (1: MCP; 4: LP-BNN)" in note
     assert not any("differ in" in n for n in comparison([make("lpbnn"), make("mimo")]).notes)
+
+
+def test_rows_of_different_scores_are_named(make: Make) -> None:
+    entropy = to_data(EvalConfig(score="entropy"))
+    runs = [make("lpbnn", evaluate=entropy), make("mcp"), make("duq")]
+    (note,) = [note for note in comparison(runs).notes if "score" in note]
+    assert note == (
+        "Out-of-distribution score: the entropy of the mean prediction (LP-BNN); 1 - the largest "
+        "probability of the mean prediction (MCP); DUQ has its own (kernel). AUROC, AUPR and FPR95 of "
+        "different scores do not compare."
+    )
+
+
+def test_a_score_that_all_rows_share_is_told_once(make: Make) -> None:
+    (note,) = [n for n in comparison([make("lpbnn"), make("mcp")]).notes if "score" in n]
+    assert note == "Out-of-distribution score: 1 - the largest probability of the mean prediction."
+
+
+def test_methods_that_all_have_their_own_scores_have_no_other_one(make: Make) -> None:
+    (note,) = [n for n in comparison([make("duq")]).notes if "score" in n]
+    assert note == "Out-of-distribution score: DUQ has its own (kernel)."
 
 
 def test_a_seed_that_occurs_twice_is_named(make: Make) -> None:

@@ -685,11 +685,18 @@ def _score_notes(groups: Sequence[Group]) -> list[str]:
     """By what strange inputs are told: methods may have a measure of their own."""
     if not measured_on(groups, "ood"):
         return []
-    usual = listed(SCORES[usual_score(group.runs[0])] for group in groups)
-    others = [
-        f"; {g.label} has its own ({score})" for g in groups if (score := own_score(g.runs[0]))
-    ]
-    return [f"Out-of-distribution score: {usual}{''.join(others)}."]
+    usual: dict[str, list[str]] = {}
+    own = []
+    for group in groups:
+        if score := own_score(group.runs[0]):
+            own.append(f"{group.label} has its own ({score})")
+        else:
+            usual.setdefault(SCORES[usual_score(group.runs[0])], []).append(group.label)
+    if len(usual) == 1:
+        return [f"Out-of-distribution score: {'; '.join([*usual, *own])}."]
+    told = "; ".join([*(f"{score} ({', '.join(rows)})" for score, rows in usual.items()), *own])
+    caution = " AUROC, AUPR and FPR95 of different scores do not compare." if usual else ""
+    return [f"Out-of-distribution score: {told}.{caution}"]
 
 
 def usual_score(run: Run) -> str:
