@@ -33,7 +33,7 @@ FAIR = (
     Column("raw/test/accuracy", "accuracy % ↑", percent=True),
     Column("raw/test/nll", "NLL ↓"),
     Column("raw/test/ece", "ECE ↓"),
-    Column("raw/ood/svhn/max/auroc", "AUROC, SVHN ↑"),
+    Column("raw/ood/svhn/entropy/auroc", "AUROC, SVHN ↑"),
     Column("raw/corruption/ce", "cE ↓"),
 )
 
