@@ -236,3 +236,4 @@ def test_the_scale_of_a_map_ends_at_its_top(axes: Axes) -> None:
     assert beside.get_ylim() == (0.0, 2.0)
     assert beside.get_ylabel() == "nats"
     assert axes.get_title("left") == "mine"
+    assert axes._left_title.get_fontsize() == beside.yaxis.label.get_fontsize() + 2

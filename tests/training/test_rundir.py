@@ -132,6 +132,9 @@ def test_results_of_another_run_are_told(finished: Path, tmp_path: Path) -> None
     config = json.loads((folder / "config.json").read_text())
     folder.write("config.json", json.dumps({**config, "device": "cpu"}).encode())
     assert folder.results() == results  # where it ran may differ
+    reordered = dict(reversed(config.items()))
+    folder.write("config.json", json.dumps(reordered).encode())
+    assert folder.results() == results
     folder.write("config.json", json.dumps({**config, "batch_size": 7}).encode())
     with pytest.raises(RunError, match="is of config_digest .*: two runs were mixed"):
         folder.results()
