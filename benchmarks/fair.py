@@ -495,4 +495,4 @@ def _line(plan: Plan, job: Job) -> str:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Plan))
+    main(tyro.cli(Plan, prog="python -m benchmarks.fair"))

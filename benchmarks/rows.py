@@ -82,7 +82,12 @@ def command(
     name: str, doc: str | None, run: Callable[[Path], None], show: Callable[[Path], str]
 ) -> None:
     """Run ``python -m NAME run FILE`` or ``python -m NAME show FILE``."""
-    parser = argparse.ArgumentParser(prog=f"python -m {name}", description=doc)
+    whole = (
+        argparse.RawDescriptionHelpFormatter
+    )  # the text as it is written, commands on lines of their own
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {name}", description=doc, formatter_class=whole
+    )
     parser.add_argument("command", choices=("run", "show"))
     parser.add_argument("file", type=Path)
     given = parser.parse_args()

@@ -51,6 +51,14 @@ def test_a_network_for_segmentation_is_measured(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("shape", [("1", "8", "8"), ("10",)])
+def test_a_perceptron_is_measured_on_pictures_and_on_vectors(
+    shape: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["bench", "--backbone", "mlp", "--methods", "lpbnn", "--input", *shape, *SMALL[4:]])
+    assert "mlp, batch 4" in capsys.readouterr().out
+
+
 def test_the_table_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     main(["bench", "--backbone", "small-cnn", *SMALL])
     lines = capsys.readouterr().out.splitlines()

@@ -136,7 +136,7 @@ class Setup:
         4
         """
         config, known = self.config(), methods.load(method).Config.__dataclass_fields__
-        net = backbones.build(self.backbone, self.classes, self.input[0], **config.backbone_options)
+        net = backbones.build_for(self.input, self.backbone, self.classes, config.backbone_options)
         options = {"num_data": 50_000, **config.method_options}
         if has_members(method):
             options["members"] = members

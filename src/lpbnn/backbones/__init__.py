@@ -15,7 +15,7 @@ an ``encoder`` and a ``decoder``, so that ``include="decoder.*"`` is all that a 
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from lpbnn import registry
 
-__all__ = ["Backbone", "Entry", "build", "entries", "load", "names"]
+__all__ = ["Backbone", "Entry", "build", "build_for", "entries", "load", "names"]
 
 
 class Backbone(nn.Module):
@@ -132,3 +132,18 @@ def build(name: str, num_classes: int, in_channels: int = 3, **options: Any) -> 
                 f"backbone {name!r} was given option {option!r}; its options are {takes}."
             )
     return entry.build(num_classes, in_channels, **options)
+
+
+def build_for(
+    shape: Sequence[int], name: str, num_classes: int, options: Mapping[str, Any]
+) -> nn.Module:
+    """Build a network for examples of a shape; one that has to know the side of square pictures is told.
+
+    >>> import torch
+    >>> build_for((1, 8, 8), "mlp", 10, {})(torch.zeros(2, 1, 8, 8)).shape
+    torch.Size([2, 10])
+    """
+    options = dict(options)
+    if len(shape) == 3 and shape[1] == shape[2] and "image_size" in load(name).options():
+        options.setdefault("image_size", shape[1])
+    return build(name, num_classes, shape[0], **options)

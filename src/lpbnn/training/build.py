@@ -99,8 +99,8 @@ def build_model(config: RunConfig, info: DataInfo) -> UncertainModel:
     }
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(config.seed)  # networks are made on the CPU
-        net = backbones.build(
-            config.backbone, info.outputs, info.shape[0], **_backbone_options(config, info)
+        net = backbones.build_for(
+            info.shape, config.backbone, info.outputs, config.backbone_options
         )
         model = build(
             net,
@@ -128,8 +128,8 @@ def require_size(config: RunConfig, info: DataInfo, stored: int) -> None:
         stored: numbers in the run's weights.
     """
     with torch.device("meta"):
-        net = backbones.build(
-            config.backbone, info.outputs, info.shape[0], **_backbone_options(config, info)
+        net = backbones.build_for(
+            info.shape, config.backbone, info.outputs, config.backbone_options
         )
     needed = sum(parameter.numel() for parameter in net.parameters())
     members = config.method_options.get("members")
@@ -150,12 +150,3 @@ def _class_weights(config: RunConfig, info: DataInfo) -> list[float] | None:
             "classes. Fix: class_weights='none'."
         )
     return class_weights(info.class_counts, config.class_weights)
-
-
-def _backbone_options(config: RunConfig, info: DataInfo) -> dict[str, Any]:
-    """Return the config's options, and the size of the pictures for a network that has to know it."""
-    options = dict(config.backbone_options)
-    square = len(info.shape) == 3 and info.shape[1] == info.shape[2]
-    if square and "image_size" in backbones.load(config.backbone).options():
-        options.setdefault("image_size", info.shape[1])
-    return options
