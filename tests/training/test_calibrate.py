@@ -57,6 +57,19 @@ def test_the_noise_scale_travels_with_the_run(
     torch.testing.assert_close(p.probs, stored, rtol=1e-4, atol=1e-5)
 
 
+def test_noise_that_cannot_be_fitted_is_told_without_a_remedy_that_is_taken_anyway(
+    make: Make, held_out: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> float:
+        raise ValueError("it is not overconfident. Fix: a temperature.")
+
+    monkeypatch.setattr("lpbnn.training.calibrate.fit_noise_scale", refuse)
+    run(make("lpbnn"), tmp_path, splits=held_out)
+    found = calibrate_run(tmp_path, splits=held_out)["calibration"]
+    assert found["note"] == "it is not overconfident."
+    assert found["scale"] > 0
+
+
 def test_a_second_calibration_starts_from_the_run_as_trained(
     make: Make, held_out: Splits, tmp_path: Path
 ) -> None:

@@ -135,7 +135,7 @@ class _Fit:
                         self.model, batches, samples=samples, seed=seed
                     )
                 except ValueError as error:  # the noise is as trained; a temperature may follow
-                    found["note"] = str(error)
+                    found["note"] = str(error).partition(" Fix:")[0]  # it is the next step here
             if kind != "none":
                 scaling = calibrate(self.model, batches, kind, samples=samples, seed=seed)
                 found |= {"scale": scaling.scale.tolist(), "bias": scaling.bias.tolist()}
