@@ -483,3 +483,11 @@ def test_every_class_has_its_scale_and_bias_in_outputs_of_any_layout(
     torch.testing.assert_close(scaled.movedim(axis, -1), last * scale + bias)
     halved = Scaling(torch.tensor(0.5), dim=dim)(last.movedim(-1, axis), members=members)
     torch.testing.assert_close(halved.movedim(axis, -1), last / 2)
+
+
+def test_outputs_of_huge_size_have_no_temperature() -> None:
+    """The best scale is 0 in float32, and its temperature infinite."""
+    outputs = torch.zeros(1, 8, 2, dtype=torch.float64)
+    outputs[..., 0] = 1e300
+    with pytest.raises(ValueError, match="no temperature is best.*say nothing"):
+        fit_scaling(outputs, torch.ones(8, dtype=torch.int64))

@@ -151,7 +151,7 @@ def fit_cells(cells: Cells, kind: Kind, likelihood: Likelihood) -> Scaling:
         why = "all predictions are right" if a > 1 else "the outputs say nothing about the labels"
         raise ValueError(
             f"no temperature is best for the {len(cells.labels)} held-out labels: it would be "
-            f"{1 / a.item():.3g}, because {why}. Fix: more held-out data; check that labels and outputs "
+            f"{float(1 / a):.3g}, because {why}. Fix: more held-out data; check that labels and outputs "
             "belong together."
         )
     most = max(a.abs().max().item(), bias.abs().max().item())
