@@ -227,6 +227,7 @@ def test_a_time_first_layer_between_transposes_is_right() -> None:
         torch.testing.assert_close(model(x), one_by_one(model, x))
 
 
+@pytest.mark.filterwarnings("ignore:The output of an example depends")
 @pytest.mark.parametrize("batch", [1, 8])
 def test_an_initial_state_of_a_recurrent_layer_is_right(batch: int) -> None:
     model = build(Recurrent(True, nn.GRU), "batchensemble", exclude="rnn").eval()
@@ -960,3 +961,87 @@ def test_a_first_batch_of_one_example_does_not_hide_that_rows_change_places(meth
     with pytest.warns(UserWarning, match=MIXES):
         lpbnn.predict(model, x[:1])
     assert model.execution == "loop"
+
+
+class ByTwos(Mlp):
+    """Rows of a group of two are combined: batches of even sizes agree."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return torch.cat([rows + rows.mean(0) for rows in y.split(2)])
+
+
+@pytest.mark.parametrize("method", RANK_ONE)
+def test_rows_that_agree_in_batches_of_even_sizes_alone_are_found(method: str) -> None:
+    model, x = build(ByTwos(), method).eval(), torch.randn(9, 5)
+    with pytest.warns(UserWarning, match=MIXES):
+        lpbnn.predict(model, x[:3])  # of which two rows are compared
+    assert model.execution == "loop"
+
+
+class ShiftsByTwo(Mlp):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x[:, :3].roll(2, 0)
+
+
+@pytest.mark.parametrize("method", ["mcp", "batchensemble"])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_rows_that_come_from_the_second_next_place_are_not_cut(method: str) -> None:
+    model, x = build(ShiftsByTwo(), method).eval(), torch.randn(9, 5)
+    for rows in (3, 9):
+        with pytest.raises(ValueError, match="cannot be taken apart"):
+            lpbnn.predict(model, x[:rows], chunk=2)
+
+
+class SeveralRows(Mlp):
+    """Adds what belongs to each example in a tensor with several rows for it."""
+
+    def forward(self, x: Tensor, parts: Tensor) -> Tensor:
+        return super().forward(x) + parts.view(len(x), -1, 3).sum(1)
+
+
+@pytest.mark.parametrize("method", ["mcp", "batchensemble", "ensemble"])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_input_with_several_rows_for_each_example_is_not_cut(method: str) -> None:
+    model, x, parts = build(SeveralRows(), method).eval(), torch.randn(8, 5), torch.randn(16, 3)
+    with pytest.raises(ValueError, match="cannot be taken apart"):
+        lpbnn.predict(model, (x, parts), chunk=4)
+
+
+class Waves(nn.Module):
+    """Complex examples, from which the mean of the batch is taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.body(torch.view_as_real(z - z.mean(0)).flatten(1))))
+
+
+@pytest.mark.parametrize("method", ["mcp", "batchensemble", "mcdropout"])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_first_batch_of_one_complex_example_does_not_hide_a_mean(method: str) -> None:
+    model, z = build(Waves(), method).eval(), torch.randn(8, 2, dtype=torch.complex64)
+    lpbnn.predict(model, z[:1])
+    with pytest.raises(ValueError, match="cannot be taken apart"):
+        lpbnn.predict(model, z, chunk=4)
+    z[3, 1] = float("nan")
+    with pytest.raises(ValueError, match="inputs of 1 of 8 examples are NaN"):
+        lpbnn.predict(model, z)
+
+
+class MixesThenDrops(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.drop, self.head = nn.Linear(5, 2), nn.Dropout(0.9), nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.drop(self.body(x - x.mean(0))))
+
+
+def test_dropout_hides_no_mean_of_the_batch() -> None:
+    """At a rate of 0.9 the masks of a comparison would leave nothing of two numbers."""
+    model, x = build(MixesThenDrops(), "mcdropout").eval(), torch.randn(8, 5)
+    with pytest.raises(ValueError, match="cannot be taken apart"):
+        lpbnn.predict(model, x, chunk=4)

@@ -7,6 +7,7 @@ few rows, with factors that differ strongly from member to member, and compares 
 converted layer, so that it can name the first one that differs.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -58,8 +59,9 @@ EVAL_ONLY = (
 )
 
 DEPENDENT = (
-    "The output of an example depends on the other examples of its batch, on their number or on its place: "
-    "every member trains on whole batches (batch_mode='repeat'), and predict(chunk=...) is refused."
+    "The output of an example depends on the other examples of its batch, on their number or on its place, "
+    "or on an input that cannot be cut with it (an initial state, indices): every member trains on whole "
+    "batches (batch_mode='repeat'), and predict(chunk=...) is refused."
 )
 
 
@@ -158,7 +160,7 @@ def verify(model: "MemberEnsemble", call: Call) -> CheckReport:
             reference.run_comparisons()
         if evaluation.cut and not all(reference.independent for reference in references):
             # Rows may agree by chance: in batches of one size, or because the examples are equal.
-            count = _free_count(call, range(rows + 1, 99))
+            count = _other_count(call, rows, rows + 1)
             more = call.take([i % call.batch for i in range(count)])
             with suppress(Exception):  # it refuses so many
                 other = _Reference(
@@ -166,7 +168,8 @@ def verify(model: "MemberEnsemble", call: Call) -> CheckReport:
                 )
                 other.run_comparisons()
                 references.append(other)
-        independent = all(reference.independent for reference in references)
+        # What was not cut here may not be cut in a prediction, or in training on slices.
+        independent = evaluation.cut and all(one.independent for one in references)
         # Members of a network that is random cannot be compared, so its examples must not meet.
         mixes = any(one.random and not one.independent for one in references)
         difference = "examples depend on each other where the network is random" if mixes else ""
@@ -191,8 +194,7 @@ def verify(model: "MemberEnsemble", call: Call) -> CheckReport:
         )
         for likelihood, output in outputs:
             likelihood.summary(output.unsqueeze(0))
-    # A network that refuses fewer rows cannot train on slices.
-    model.checks[kind] = CallCheck("loop", independent and evaluation.cut, shared)
+    model.checks[kind] = CallCheck("loop", independent, shared)
     return _disagreement(model, rows, model.checks[kind], difference)
 
 
@@ -209,7 +211,9 @@ def rows_are_independent(model: UncertainModel, call: Call) -> bool:
         with _seeded(model):
             run_members = next(model.passes(1, model.members))  # what these draw stays
         few, cut, whole = _run_few_rows(call, lambda few, cut: (few, cut, run(few)))
-        fixed = cut and all(map(_close, whole, run(few, seed=1)))
+        if not cut:
+            return False  # what was not cut here may not be cut in a prediction
+        fixed = all(map(_close, whole, run(few, seed=1)))
         return _keeps_other_rows(run, whole, few, fixed)
 
 
@@ -321,7 +325,7 @@ def _keeps_other_rows(
                 return False
     if not move:
         return True
-    places = _free_count(call, range(MEMBERS * rows, 99))
+    places = _other_count(call, rows, MEMBERS * rows)
     order = [(-1 - i) % rows for i in range(places)]
     try:
         moved = run(call.take(order))
@@ -444,7 +448,8 @@ def _change(call: Call, examples: list[int]) -> Call:
     stays = next((i for i in range(call.batch) if i not in examples), 0)
     changed = call.take([stays if i in examples else i for i in range(call.batch)])
     for x in changed.examples:
-        if x.is_floating_point() and x.layout is torch.strided:  # others even if all were equal
+        numbers = x.is_floating_point() or x.is_complex()
+        if numbers and x.layout is torch.strided:  # others even if all were equal
             x[examples] = 0.5 * x[examples] + 0.1
     return changed
 
@@ -545,6 +550,11 @@ def _free_count(call: Call, counts: Iterable[int]) -> int:
     return next(count for count in counts if count not in sizes)
 
 
+def _other_count(call: Call, rows: int, least: int) -> int:
+    """Return another number of rows that has no divisor in common, so that no pattern fits both."""
+    return _free_count(call, (n for n in range(least, 99) if math.gcd(n, rows) == 1 or rows == 1))
+
+
 def _refuse_time_first(reference: _Reference) -> None:
     """Refuse a module with the time axis first whose input has the examples there."""
     time_first = [
@@ -589,6 +599,8 @@ def _can_be_cut(call: Call) -> bool:
 def _close(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape:
         return False
+    if a.is_complex():
+        a, b = torch.view_as_real(a), torch.view_as_real(b)
     if not a.is_floating_point():
         return torch.equal(a, b)
     finite = b[b.isfinite()]

@@ -199,8 +199,9 @@ class UncertainModel(WideBuffers):
         if call.check.independent_rows is False:
             raise ValueError(
                 "the output of an example depends on the other examples of its batch, on their number or "
-                "on its place, so the batch cannot be taken apart. Fix: predict without chunk; 'mimo', "
-                "which mixes examples in training, cannot be used for such a network."
+                "on its place, or on an input that cannot be cut with it (an initial state, indices), so "
+                "the batch cannot be taken apart. Fix: predict without chunk; 'mimo', which mixes "
+                "examples in training, cannot be used for such a network."
             )
         return call
 

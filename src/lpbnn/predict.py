@@ -686,7 +686,8 @@ def not_finite(inputs: Arguments, batch: int) -> Tensor | None:
     for x in tensors_in(*inputs):
         if not is_batched(x, batch):
             continue
-        if x.is_floating_point() and not x.is_meta:  # a meta tensor has no values
+        numbers = x.is_floating_point() or x.is_complex()
+        if numbers and not x.is_meta:  # a meta tensor has no values
             sparse = x.layout is not torch.strided
             values = (x := x.to_sparse().coalesce()).values() if sparse else x
             wrong = ~values.isfinite() if first else values.isnan()

@@ -82,17 +82,18 @@ class DropoutMasks:
     Args:
         count: the number of members.
         seeds: one per member; None draws a mask for every row.
+        soft: factors around 1 in place of zeros, for a comparison: zeros hide what they multiply.
     """
 
-    def __init__(self, count: int, seeds: Sequence[int] | None = None) -> None:
-        self.count, self.seeds = count, seeds
+    def __init__(self, count: int, seeds: Sequence[int] | None = None, soft: bool = False) -> None:
+        self.count, self.seeds, self.soft = count, seeds, soft
 
     def take(self, start: int, count: int) -> "DropoutMasks":
         """Return ``count`` members, from ``start`` on."""
         if self.seeds is None:
             return DropoutMasks(min(count, self.count - start))
         seeds = self.seeds[start : start + count]
-        return DropoutMasks(len(seeds), seeds)
+        return DropoutMasks(len(seeds), seeds, self.soft)
 
     def sample(
         self,
@@ -101,7 +102,7 @@ class DropoutMasks:
         device: torch.device,
         generators: dict[torch.device, list[torch.Generator]],
     ) -> Tensor:
-        """Return which entries stay, (members, *shape).
+        """Return which entries stay, (members, *shape); factors if the masks are soft.
 
         Args:
             shape: of the entries.
@@ -113,7 +114,8 @@ class DropoutMasks:
         if device not in generators:
             generators[device] = [torch.Generator(device).manual_seed(s) for s in self.seeds]
         drawn = [torch.rand(shape, generator=g, device=device) for g in generators[device]]
-        return torch.stack(drawn) >= rate
+        masks = torch.stack(drawn)
+        return 0.75 + 0.5 * masks if self.soft else masks >= rate
 
 
 class ActiveDropout(Wrapper):
@@ -181,6 +183,8 @@ class ActiveDropout(Wrapper):
         shape = input.shape[1:2] + (1,) * (input.dim() - 2) if self.by_channel else input.shape[1:]
         stays = masks.sample(shape, rate, input.device, state.generators).unsqueeze(1)
         rows = gather(input, len(stays))
+        if masks.soft:
+            return (rows * stays.to(rows.dtype)).flatten(0, 1)
         if not self.alpha:
             return torch.where(stays, rows / (1 - rate), 0.0).flatten(0, 1)
         scale = ((ALPHA**2 * rate + 1) * (1 - rate)) ** -0.5  # for mean 0 and variance 1
@@ -247,7 +251,7 @@ class MCDropout(MemberEnsemble):
         return DropoutMasks(samples * self.members)
 
     def probe(self, count: int) -> DropoutMasks:
-        return DropoutMasks(count, list(range(1, count + 1)))
+        return DropoutMasks(count, list(range(1, count + 1)), soft=True)
 
     def passes(self, samples: int, width: int) -> Iterator[Pass]:
         seeds: list[int] = torch.randint(2**62, (samples * self.members,)).tolist()
