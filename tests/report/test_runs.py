@@ -90,7 +90,11 @@ def test_an_option_younger_than_the_run_had_its_default(make: Make) -> None:
 
 @pytest.mark.parametrize(
     ("changed", "message"),
-    [({"format": 7}, "results of format 7"), ({"test": 3}, r"results.json does not fit .* test")],
+    [
+        ({"format": 7}, "results of format 7"),
+        ({"test": 3}, r"results.json does not fit .* test"),
+        ({"evaluate": {"score": None}}, "does not fit .* evaluate.score: .*'entropy' or 'conf"),
+    ],
 )
 def test_results_of_another_form_are_told(
     make: Make, changed: dict[str, object], message: str

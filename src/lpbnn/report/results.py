@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from lpbnn.training.build import DataInfo
-from lpbnn.training.config import from_data, to_data
+from lpbnn.training.config import OODScore, from_data, to_data
 from lpbnn.training.files import RunError, printable
 from lpbnn.training.rundir import CONFIG, LOG, PREDICTIONS, RESULTS, RunDir
 
@@ -79,10 +79,15 @@ class _Results(TypedDict, total=False):
     calibration: _Calibration | None
 
 
+class _Evaluate(TypedDict, total=False):
+    score: OODScore
+
+
 class _Config(TypedDict):
     method: str
     seed: int
     method_options: dict[str, Any]
+    evaluate: _Evaluate | None
 
 
 _RESULTS, _CONFIG = TypeAdapter(_Results), TypeAdapter(_Config)
