@@ -124,6 +124,14 @@ def test_a_state_with_checks_of_another_form_is_refused(check: list[object]) -> 
         model.load_state_dict(state)
 
 
+@pytest.mark.parametrize("method", ["batchensemble", "mcdropout"])
+@pytest.mark.parametrize("state", [None, [1], "x", 3])
+def test_a_state_of_another_type_is_refused(method: str, state: object) -> None:
+    model = lpbnn.build(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)), method)
+    with pytest.raises(ValueError, match="state of the checks is a tensor"):
+        model.load_state_dict({**model.state_dict(), "_extra_state": state})
+
+
 def test_a_state_that_names_inputs_that_a_call_does_not_have_is_read(x: torch.Tensor) -> None:
     model = lpbnn.build(ResNet(), "batchensemble")
     found = {"checks": {"0:4": ["batched", True, {"": [9999, -7]}]}, "expand_at": [""]}

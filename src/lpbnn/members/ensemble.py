@@ -269,6 +269,8 @@ class MemberEnsemble(UncertainModel):
         return torch.tensor(list(json.dumps(found).encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
+        if not isinstance(state, Tensor):
+            raise ValueError(f"the state of the checks is a tensor; got {type(state).__name__}.")
         found = json.loads(bytes(state.tolist()))
         checks = {}
         for kind, (execution, independent, shared) in found["checks"].items():
