@@ -70,7 +70,7 @@ def test_a_notebook_draws_into_axes_of_its_own(axes: Axes) -> None:
     assert plots.risk_coverage(axes, metrics.risk_coverage(1 - probs.amax(1), wrong)) is axes
 
 
-# What is drawn is what was given
+# Figures show what was given
 
 
 def segments(lines: Any) -> np.ndarray:

@@ -168,7 +168,7 @@ def verify(model: "MemberEnsemble", call: Call) -> CheckReport:
                 )
                 other.run_comparisons()
                 references.append(other)
-        # What was not cut here may not be cut in a prediction, or in training on slices.
+        # An input that stayed whole here may stay whole in a prediction, or in training on slices.
         independent = evaluation.cut and all(one.independent for one in references)
         # Members of a network that is random cannot be compared, so its examples must not meet.
         mixes = any(one.random and not one.independent for one in references)
@@ -212,7 +212,7 @@ def rows_are_independent(model: UncertainModel, call: Call) -> bool:
             run_members = next(model.passes(1, model.members))  # what these draw stays
         few, cut, whole = _run_few_rows(call, lambda few, cut: (few, cut, run(few)))
         if not cut:
-            return False  # what was not cut here may not be cut in a prediction
+            return False  # an input that stayed whole here may stay whole in a prediction
         fixed = all(map(_close, whole, run(few, seed=1)))
         return _keeps_other_rows(run, whole, few, fixed)
 

@@ -1,4 +1,4 @@
-"""What autograd and tracers are doing."""
+"""The state of autograd and of tracers, as the library asks for it."""
 
 import pytest
 import torch

@@ -84,7 +84,7 @@ def load(
         raise ValueError(f"folder: channels={channels!r}; expected 1 (grey) or 3 (RGB).")
     tree = read_tree(root)
     parts, notes = _held_out(tree, {"val": val, "test": test}, seed)
-    # Of every picture, so that unreadable files are found before the training.
+    # Every header is read, so that unreadable files are found before the training.
     paths = [*_paths(tree.parts), *(path for found in tree.ood.values() for path in found)]
     _LOG.info("checking %d pictures in %s", len(paths), tree.root)
     headers = dict(zip(paths, in_threads(header, paths), strict=True))

@@ -682,7 +682,7 @@ SCORES = {
 
 
 def _score_notes(groups: Sequence[Group]) -> list[str]:
-    """By what strange inputs are told: methods may have a measure of their own."""
+    """Name the score of unknown inputs: methods may have one of their own."""
     if not measured_on(groups, "ood"):
         return []
     usual: dict[str, list[str]] = {}

@@ -9,7 +9,7 @@ from torch import Tensor
 from lpbnn import backbones, data, methods
 from lpbnn.build import build
 from lpbnn.data import Description, Splits
-from lpbnn.likelihoods import class_weights
+from lpbnn.likelihoods import Categorical, class_weights
 from lpbnn.model import UncertainModel
 from lpbnn.training.config import RunConfig, validate
 
@@ -115,8 +115,9 @@ def build_model(config: RunConfig, info: DataInfo) -> UncertainModel:
 
 def use_score(model: UncertainModel, config: RunConfig) -> None:
     """Let a classifier tell unknown images by the config's score; pixels always have the confidence."""
-    if model.task == "classification":
-        model.likelihood.score = config.evaluate.score  # type: ignore[assignment]
+    likelihood = model.likelihood
+    if isinstance(likelihood, Categorical) and likelihood.task == "classification":
+        likelihood.score = config.evaluate.score
 
 
 def require_size(config: RunConfig, info: DataInfo, stored: int) -> None:

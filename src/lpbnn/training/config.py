@@ -161,7 +161,7 @@ class EvalConfig:
     examples: NonNegativeInt = 4
     """Images of each kind whose members' answers are kept for the report."""
     score: OODScore = "entropy"
-    """What tells unknown images: the entropy of the mean prediction; or confidence, 1 - its maximum.
+    """The score of unknown images: the entropy of the mean prediction; or confidence, 1 - its maximum.
     Methods with a score of their own (edl, duq) keep it; of pixels it is always confidence."""
 
     def __post_init__(self) -> None:
